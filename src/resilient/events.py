@@ -1,0 +1,111 @@
+"""What happened: typed records on one bus; how they are shown is for `resilient.observe`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all records. ``rank`` is the global rank that reports."""
+
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationStarted(Event):
+    url: str
+    generation: int
+    world_size: int
+    resumed_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStarted(Event):
+    step: int
+    reason: str
+    nbytes: int
+    stall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavePersisted(Event):
+    step: int
+    nbytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveCommitted(Event):
+    step: int
+    nbytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed(Event):
+    step: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSkipped(Event):
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(Event):
+    step: int
+    generation: int
+    saved_world_size: int
+    nbytes_read: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FellBack(Event):
+    """A newer checkpoint was not usable; an older one is taken."""
+
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned(Event):
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice(Event):
+    """Something that a person should know and nothing acts on."""
+
+    message: str
+
+
+Sink = Callable[[Event], None]
+
+
+class Bus:
+    """Hands every record to every sink, in the thread that reports it. A sink must be quick and must not raise."""
+
+    def __init__(self) -> None:
+        self._sinks: tuple[Sink, ...] = ()
+        self._lock = threading.Lock()
+
+    def subscribe(self, sink: Sink) -> Callable[[], None]:
+        """Add a sink; return what removes it again."""
+        with self._lock:
+            self._sinks = (*self._sinks, sink)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._sinks = tuple(each for each in self._sinks if each is not sink)
+
+        return unsubscribe
+
+    def emit(self, event: Event) -> None:
+        for sink in self._sinks:
+            sink(event)

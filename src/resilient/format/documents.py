@@ -1,0 +1,272 @@
+"""What the documents of a checkpoint say: receipts, manifests, COMMIT, claims, bases.
+
+Receipts and manifests are MessagePack arrays (compact: field order is part of the format, append only), compressed and
+sealed. The others are sealed JSON, for people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import zstandard
+
+from resilient.errors import CorruptError, ErrorKind
+from resilient.format.box import Box
+from resilient.format.frame import seal, seal_json, unseal, unseal_json
+from resilient.format.layout import Attempt
+
+RECEIPT_KIND: Final = b"RCPT"
+MANIFEST_KIND: Final = b"MNFT"
+NOT_HERE: Final = -1
+
+Key: TypeAlias = str | int | tuple[bytes]
+"""One step of a path into an item: a string key, an index into a list (>= 0) or a tuple (-1 - index), or any other
+dictionary key as an encoded value, alone in an array."""
+
+
+class Item(msgspec.Struct, array_like=True, frozen=True):
+    """A named part of the state. ``derived``: a rank that has none may make its own by rule (random state)."""
+
+    name: str
+    kind: str  # "module", "optimizer", "stateful", "mapping"
+    per_rank: bool = False
+    derived: bool = False
+
+
+class Tensor(msgspec.Struct, array_like=True, frozen=True):
+    """A named global tensor. ``rank`` is set for a tensor of a per-rank item: each rank has its own."""
+
+    item: str
+    name: str
+    path: tuple[Key, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    rank: int | None = None
+    alias: str | None = None  # the name that holds the bytes, where two names share one storage (tied weights)
+
+
+class Object(msgspec.Struct, array_like=True, frozen=True):
+    """A stored object that holds chunks back to back: every byte of it belongs to one chunk."""
+
+    key: str
+    nbytes: int
+
+
+class Chunk(msgspec.Struct, array_like=True, frozen=True):
+    """A box of a tensor, as contiguous row-major bytes.
+
+    In a receipt ``tensor`` and ``object`` index the receipt's own lists; ``object`` is `NOT_HERE` for a box that this
+    rank holds and another rank stores, and ``digest`` is then empty where it was not computed.
+    """
+
+    tensor: int
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+    object: int
+    start: int
+    nbytes: int
+    digest: bytes
+
+    @property
+    def box(self) -> Box:
+        return Box(self.offset, self.size)
+
+
+class Value(msgspec.Struct, array_like=True, frozen=True):
+    """A leaf that is no tensor; ``data`` is what `values.encode` made of it."""
+
+    item: str
+    name: str
+    path: tuple[Key, ...]
+    data: bytes
+    rank: int | None = None
+
+
+class Receipt(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """What one rank holds of a step, replicas included, and what of that it stored where."""
+
+    step: int
+    generation: int
+    nonce: str
+    rank: int
+    world_size: int
+    items: tuple[Item, ...]
+    tensors: tuple[Tensor, ...]
+    objects: tuple[Object, ...]
+    chunks: tuple[Chunk, ...]
+    values: tuple[Value, ...]
+
+    @property
+    def attempt(self) -> Attempt:
+        return Attempt(step=self.step, generation=self.generation, nonce=self.nonce)
+
+
+class ReceiptRef(msgspec.Struct, array_like=True, frozen=True):
+    """Which receipt went into a manifest."""
+
+    rank: int
+    digest: bytes
+
+
+class Manifest(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Every byte of a checkpoint, by name: the receipts of all ranks, merged and proven complete."""
+
+    step: int
+    generation: int
+    nonce: str
+    world_size: int
+    items: tuple[Item, ...]
+    tensors: tuple[Tensor, ...]
+    objects: tuple[Object, ...]
+    chunks: tuple[Chunk, ...]
+    values: tuple[Value, ...]
+    receipts: tuple[ReceiptRef, ...]
+
+    @property
+    def attempt(self) -> Attempt:
+        return Attempt(step=self.step, generation=self.generation, nonce=self.nonce)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all data objects."""
+        return sum(each.nbytes for each in self.objects)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_receipts = msgspec.msgpack.Decoder(Receipt)
+_manifests = msgspec.msgpack.Decoder(Manifest)
+_MAX_NBYTES: Final = 4 << 30
+
+
+def encode_receipt(receipt: Receipt) -> bytes:
+    """Return the sealed receipt."""
+    return seal(RECEIPT_KIND, _compress(_encoder.encode(receipt)))
+
+
+def decode_receipt(data: bytes, where: str) -> Receipt:
+    """Return the receipt, or raise `CorruptError` naming ``where``."""
+    return _decode(_receipts, unseal(RECEIPT_KIND, data, where), where)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the sealed manifest."""
+    return seal(MANIFEST_KIND, _compress(_encoder.encode(manifest)))
+
+
+def decode_manifest(data: bytes, where: str) -> Manifest:
+    """Return the manifest, or raise `CorruptError` naming ``where``."""
+    return _decode(_manifests, unseal(MANIFEST_KIND, data, where), where)
+
+
+def _compress(payload: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=3).compress(payload)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes, where: str) -> Any:
+    try:
+        return decoder.decode(zstandard.ZstdDecompressor().decompress(payload, max_output_size=_MAX_NBYTES))
+    except (msgspec.DecodeError, zstandard.ZstdError, MemoryError) as error:
+        raise CorruptError(f"{where} does not decode: {error}", kind=ErrorKind.MALFORMED) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """``run.json``: what this place is; written once."""
+
+    run_id: str
+    created: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Who started a generation: ``nonce`` names its attempts, ``launch`` the start of the job it belongs to."""
+
+    generation: int
+    nonce: str
+    launch: str
+    world_size: int
+    host: str
+    pid: int
+    process_started: str  # tells a reused process id from the process that claimed
+    created: str
+    versions: dict[str, str]
+    heartbeat: bool = False  # whether this launch writes one: a bare save does not, and nobody waits for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """Where a generation continues from: nothing (``step`` is None), or an attempt and its manifest digest."""
+
+    generation: int
+    nonce: str
+    step: int | None = None
+    base_generation: int | None = None
+    base_nonce: str | None = None
+    manifest: str | None = None
+
+    @property
+    def attempt(self) -> Attempt | None:
+        if self.step is None or self.base_generation is None or self.base_nonce is None:
+            return None
+        return Attempt(step=self.step, generation=self.base_generation, nonce=self.base_nonce)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """``COMMIT``: exists if and only if the attempt is committed; ``manifest`` is the digest of the stored manifest."""
+
+    step: int
+    generation: int
+    nonce: str
+    manifest: str
+    manifest_nbytes: int
+    nbytes: int
+    world_size: int
+    items: tuple[str, ...]
+    created: str
+    reason: str
+    committer: int
+
+    @property
+    def attempt(self) -> Attempt:
+        return Attempt(step=self.step, generation=self.generation, nonce=self.nonce)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """``TOMBSTONE``: this attempt never counts again."""
+
+    step: int
+    generation: int
+    nonce: str
+    created: str
+    reason: str
+
+
+Document: TypeAlias = RunInfo | Claim | Base | Commit | Tombstone
+_NAMES: Final[dict[type, str]] = {
+    RunInfo: "run",
+    Claim: "claim",
+    Base: "base",
+    Commit: "commit",
+    Tombstone: "tombstone",
+}
+
+
+def encode_document(document: Document) -> bytes:
+    """Return a document as sealed JSON."""
+    return seal_json({"kind": _NAMES[type(document)], **asdict(document)})
+
+
+def decode_document(kind: type[Any], data: bytes, where: str) -> Any:
+    """Return a document of this kind, or raise `CorruptError` naming ``where``."""
+    members = unseal_json(data, where)
+    members.pop("format")
+    if members.pop("kind", None) != _NAMES[kind]:
+        raise CorruptError(f"{where} is not a {_NAMES[kind]}", kind=ErrorKind.MALFORMED)
+    try:
+        return msgspec.convert(members, kind)
+    except msgspec.ValidationError as error:
+        raise CorruptError(f"{where} does not decode: {error}", kind=ErrorKind.MALFORMED) from error

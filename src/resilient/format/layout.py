@@ -1,0 +1,95 @@
+"""Where each object of a run lies: the only place that builds or takes apart keys."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+RUN = "run.json"
+GENERATIONS = "generations/"
+STEPS = "steps/"
+DATA = "data/"
+CONTROL = "control/"
+
+_ATTEMPT = re.compile(r"steps/(\d{12})/g(\d{8})-([0-9a-f]{16})/(.*)", re.DOTALL)
+_CLAIM = re.compile(r"generations/(\d{8})\.json")
+_DATA = re.compile(r"data/[0-9a-f]{2}/g(\d{8})-([0-9a-f]{16})/(\d{12})-(\d{6})-(\d+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Attempt:
+    """One try at saving one step: its name follows from generation, the generation's nonce and the step.
+
+    Every rank can therefore name it without asking anybody.
+    """
+
+    step: int
+    generation: int
+    nonce: str
+
+    @property
+    def prefix(self) -> str:
+        return f"steps/{self.step:012d}/g{self.generation:08d}-{self.nonce}/"
+
+    @property
+    def commit(self) -> str:
+        return self.prefix + "COMMIT"
+
+    @property
+    def tombstone(self) -> str:
+        return self.prefix + "TOMBSTONE"
+
+    @property
+    def receipts(self) -> str:
+        return self.prefix + "receipts/"
+
+    @property
+    def marks(self) -> str:
+        return self.prefix + "marks/"
+
+    def receipt(self, rank: int) -> str:
+        return f"{self.receipts}{rank:06d}"
+
+    def manifest(self, digest_hex: str) -> str:
+        return f"{self.prefix}manifest-{digest_hex}"
+
+    def mark(self, kind: str, name: str) -> str:
+        return f"{self.marks}{kind}-{name}"
+
+    def data(self, rank: int, part: int) -> str:
+        """Return the key of a data object; its hashed prefix spreads a save over an object store's partitions."""
+        spread = (rank * 0x9E3779B1 >> 12) & 0xFF
+        return f"data/{spread:02x}/g{self.generation:08d}-{self.nonce}/{self.step:012d}-{rank:06d}-{part}"
+
+    def __str__(self) -> str:
+        return f"step {self.step} of generation {self.generation}"
+
+
+def claim(generation: int) -> str:
+    return f"generations/{generation:08d}.json"
+
+
+def base(generation: int) -> str:
+    return f"generations/{generation:08d}.base.json"
+
+
+def heartbeat(launch: str) -> str:
+    return f"control/launch-{launch}"
+
+
+def parse_claim(key: str) -> int | None:
+    """Return the generation that a key is the claim of."""
+    found = _CLAIM.fullmatch(key)
+    return int(found[1]) if found else None
+
+
+def parse_attempt(key: str) -> tuple[Attempt, str] | None:
+    """Return the attempt that a key under ``steps/`` belongs to, and the rest of the key."""
+    found = _ATTEMPT.fullmatch(key)
+    return (Attempt(step=int(found[1]), generation=int(found[2]), nonce=found[3]), found[4]) if found else None
+
+
+def parse_data(key: str) -> Attempt | None:
+    """Return the attempt that a data object belongs to."""
+    found = _DATA.fullmatch(key)
+    return Attempt(step=int(found[3]), generation=int(found[1]), nonce=found[2]) if found else None
