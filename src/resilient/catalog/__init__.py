@@ -1,0 +1,1 @@
+"""Which checkpoints exist, and making one exist."""

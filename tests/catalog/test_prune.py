@@ -1,0 +1,221 @@
+"""G11: retention never removes the last good state, a pinned one, or one being read."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilient.catalog.line import read_line
+from resilient.catalog.marks import reading
+from resilient.catalog.prune import Pruned, prune
+from resilient.catalog.verify import verify
+from resilient.clock import SYSTEM_CLOCK
+from resilient.errors import ConflictError, ErrorKind, NotFoundError, StoreError
+from resilient.format.documents import Claim
+from resilient.store.memory import MemoryStore
+from tests.catalog.runs import HandClock, attempt_of, new_generation, save
+
+
+def a_run(*steps: int) -> tuple[MemoryStore, Claim]:
+    store = MemoryStore()
+    claim = new_generation(store)
+    for step in steps:
+        save(store, claim, step)
+    return store, claim
+
+
+def pruned(store: MemoryStore, *keep: int, grace_s: float | None = 0.0, dry_run: bool = False) -> Pruned:
+    return prune(store, read_line(store), set(keep), clock=HandClock(), grace_s=grace_s, dry_run=dry_run)
+
+
+def steps(store: MemoryStore) -> list[int]:
+    return [commit.step for commit in read_line(store).commits]
+
+
+def keys_of(store: MemoryStore, claim: Claim, step: int) -> list[str]:
+    name = f"{step:012d}"
+    return sorted(key for key in store.list("") if name in key and claim.nonce in key)
+
+
+def test_what_is_not_kept_goes_with_all_it_stored_and_the_rest_stays_whole() -> None:
+    store, claim = a_run(1, 2, 3, 4)
+    done = pruned(store, 4, 2)
+    assert sorted(done.steps) == [1, 3]
+    assert steps(store) == [4, 2]
+    for step in (1, 3):
+        assert keys_of(store, claim, step) == [attempt_of(claim, step).tombstone]
+    line = read_line(store)
+    assert verify(store, line.commits, deep=True, line=line).ok
+    assert pruned(store, 4, 2) == Pruned(steps=(), held=(), debris=0, nbytes=0, swept=0)
+
+
+@pytest.mark.parametrize("keep", [(), (1,), (99,)])
+def test_the_newest_is_never_removed(keep: tuple[int, ...]) -> None:
+    store, _ = a_run(1, 2, 3)
+    pruned(store, *keep)
+    assert steps(store)[0] == 3
+
+
+def test_a_dry_run_changes_nothing() -> None:
+    store, _ = a_run(1, 2, 3)
+    before = {key: store.get(key) for key in store.list("")}
+    done = pruned(store, dry_run=True)
+    assert sorted(done.steps) == [1, 2]
+    assert done.nbytes > 0
+    assert {key: store.get(key) for key in store.list("")} == before
+
+
+def test_data_goes_in_a_later_pass_so_that_readers_without_write_access_can_finish() -> None:
+    store, claim = a_run(1, 2)
+    pruned(store, grace_s=None)
+    assert steps(store) == [2]
+    assert attempt_of(claim, 1).data(0, 0) in store.list("data/")
+    save(store, claim, 3)
+    assert pruned(store, grace_s=None).swept == 1
+    assert keys_of(store, claim, 1) == [attempt_of(claim, 1).tombstone]
+    assert attempt_of(claim, 2).data(0, 0) in store.list("data/")
+
+
+def test_grace_is_waited_for_between_the_tombstone_and_the_data() -> None:
+    store, claim = a_run(1, 2)
+    clock = HandClock()
+    prune(store, read_line(store), set(), clock=clock, grace_s=90)
+    assert clock.slept == [90]
+    assert keys_of(store, claim, 1) == [attempt_of(claim, 1).tombstone]
+
+
+def test_a_pinned_one_is_kept_and_said() -> None:
+    store, claim = a_run(1, 2, 3)
+    store.put(attempt_of(claim, 1).mark("pinned", "release"), [b""])
+    done = pruned(store)
+    assert done.steps == (2,)
+    assert [(held.step, held.why) for held in done.held] == [(1, "pinned")]
+    assert steps(store) == [3, 1]
+
+
+def test_one_being_read_is_kept_until_it_is_read() -> None:
+    store, _ = a_run(1, 2)
+    with reading(store, read_line(store).at(1)):
+        assert [held.why for held in pruned(store).held] == ["being read"]
+        assert steps(store) == [2, 1]
+    assert pruned(store).steps == (1,)
+
+
+def test_a_reader_that_began_before_the_tombstone_keeps_its_data() -> None:
+    store, claim = a_run(1, 2)
+    commit = read_line(store).at(1)
+    with reading(store, commit):
+        store.create(commit.attempt.tombstone, b"")  # a pruner that had looked at the marks a moment before
+        pruned(store)
+        assert attempt_of(claim, 1).data(0, 0) in store.list("data/")
+    pruned(store)
+    assert attempt_of(claim, 1).data(0, 0) not in store.list("data/")
+
+
+def test_a_reader_that_comes_after_the_tombstone_is_told() -> None:
+    store, _ = a_run(1, 2)
+    commit = read_line(store).at(1)
+    pruned(store, grace_s=None)
+    with pytest.raises(NotFoundError, match="being deleted"), reading(store, commit):
+        pass
+
+
+def test_reading_where_one_may_not_write_needs_no_mark() -> None:
+    class ReadOnly(MemoryStore):
+        def put(self, key, parts):  # type: ignore[no-untyped-def]
+            raise StoreError("denied", kind=ErrorKind.ACCESS_DENIED)
+
+    store, _ = a_run(1)
+    read_only = ReadOnly()
+    read_only._objects = store._objects
+    with reading(read_only, read_line(store).at(1)):
+        pass
+    assert list(store.list("steps/")) == list(read_only.list("steps/"))
+
+
+def test_what_earlier_generations_left_unfinished_is_collected_and_what_the_newest_writes_is_not() -> None:
+    store, first = a_run(1, 2)
+    save(store, first, 3, commit=False)
+    orphan = attempt_of(first, 4)
+    store.put(orphan.data(0, 0), [b"killed before its receipt"])
+    second = new_generation(store, read_line(store).at(1))  # a rollback: step 2 is off the line
+    save(store, second, 5)
+    save(store, second, 6, commit=False)
+    store.put(attempt_of(second, 7).data(0, 0), [b"being written"])
+    done = pruned(store, 1, 5)
+    assert (done.steps, done.debris) == ((), 3)
+    assert steps(store) == [5, 1]
+    for step in (2, 3, 4):
+        assert keys_of(store, first, step) == [attempt_of(first, step).tombstone]
+    assert len(keys_of(store, second, 6)) > 3
+    assert len(keys_of(store, second, 7)) == 1
+
+
+def test_what_a_generation_continues_from_is_not_debris_even_unfinished() -> None:
+    store, first = a_run(1)
+    save(store, first, 2)
+    second = new_generation(store, read_line(store).at(2))
+    store.delete(attempt_of(first, 2).commit)  # as if its writer, which outlives the trainer, were not done yet
+    save(store, second, 3)
+    pruned(store, 3, 2, 1)
+    assert len(keys_of(store, first, 2)) > 3
+
+
+def test_nothing_is_debris_while_documents_of_the_line_are_damaged() -> None:
+    store, first = a_run(1, 2)
+    save(store, new_generation(store, read_line(store).at(2)), 3)
+    store.put("generations/00000002.base.json", [b""])
+    assert pruned(store).debris == 0
+    assert len(keys_of(store, first, 1)) > 3
+
+
+def test_a_pruner_whose_line_is_outdated_deletes_nothing() -> None:
+    store, _ = a_run(1, 2, 3)
+    line = read_line(store)
+    new_generation(store, line.at(1))  # falls back to the step that the other one is about to delete
+    with pytest.raises(ConflictError) as caught:
+        prune(store, line, {3}, clock=SYSTEM_CLOCK, grace_s=0)
+    assert caught.value.kind is ErrorKind.TAKEN_OVER
+    assert steps(store) == [1]
+
+
+def test_a_pruner_killed_at_any_operation_leaves_the_kept_ones_whole_and_the_next_one_goes_on() -> None:
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    class Mortal(MemoryStore):
+        left = 10**9
+
+        def _spend(self) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+
+        def create(self, key: str, data: bytes) -> bool:
+            self._spend()
+            return super().create(key, data)
+
+        def delete(self, key: str) -> None:
+            self._spend()
+            super().delete(key)
+
+    for budget in range(100):
+        store = Mortal()
+        claim = new_generation(store)
+        for step in (1, 2, 3):
+            save(store, claim, step)
+        store.left = budget
+        killed = False
+        try:
+            pruned(store, 3)
+        except Killed:
+            killed = True
+        store.left = 10**9
+        line = read_line(store)
+        assert line.commits[0].step == 3
+        assert verify(store, line.commits, deep=True, line=line).ok, f"killed after {budget} operations"
+        pruned(store, 3)
+        assert keys_of(store, claim, 1) == [attempt_of(claim, 1).tombstone]
+        assert keys_of(store, claim, 2) == [attempt_of(claim, 2).tombstone]
+        if not killed:
+            return
+    raise AssertionError("it never ran to its end")
