@@ -1,0 +1,63 @@
+"""What a capture yields: the named parts of a state, as this process holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from resilient.format import values
+from resilient.format.box import Box
+from resilient.format.documents import Item, Key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TensorLeaf:
+    """A box of a named global tensor; a tensor whose local part is no single box yields several leaves of one name.
+
+    ``local`` is the live storage, detached: shape ``box.size``, any strides, any device.
+    ``holders`` are all global ranks that hold exactly this box, in order, so that one of them can store it.
+    None: unknown, because a plain tensor does not say which ranks have it too.
+    ``rank`` is set for what only this rank has.
+    ``alias`` names the leaf that holds the bytes, where two names share one tensor.
+    """
+
+    item: str
+    name: str
+    path: tuple[Key, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    box: Box
+    local: torch.Tensor
+    holders: tuple[int, ...] | None
+    rank: int | None = None
+    alias: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueLeaf:
+    """A leaf that is no tensor.
+
+    ``data`` is its stored form, encoded at capture: later changes to a live list cannot reach it.
+    """
+
+    item: str
+    name: str
+    path: tuple[Key, ...]
+    data: bytes
+    rank: int | None = None
+
+    @property
+    def value(self) -> Any:
+        """The value as it was at capture."""
+        return values.decode(self.data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Captured:
+    """All that this process holds of some items."""
+
+    items: tuple[Item, ...]
+    tensors: tuple[TensorLeaf, ...]
+    values: tuple[ValueLeaf, ...]

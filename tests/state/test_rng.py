@@ -1,0 +1,94 @@
+"""Random state: each rank its own, bit for bit; a new rank's by rule."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from resilient.state.capture import capture
+from resilient.state.prepare import prepare
+from resilient.state.rng import Rng
+from tests.state.tiny_engine import Saved, merge, same, save, share
+
+
+@pytest.fixture(autouse=True)
+def generators() -> Iterator[None]:
+    """Leave the global generators as they were."""
+    before = Rng().snapshot()
+    yield
+    Rng().restore(before, step=0, rank=0)
+
+
+def seed(value: int) -> None:
+    random.seed(value)
+    np.random.seed(value)
+    torch.manual_seed(value)
+
+
+def draw() -> list[Any]:
+    python = [random.random(), random.gauss(0, 1), random.getrandbits(200)]
+    numpy = [np.random.rand(), np.random.standard_normal(), np.random.randint(1 << 30)]
+    return [*python, *numpy, torch.rand(3).tolist(), torch.randn(17).tolist(), torch.randperm(9).tolist()]
+
+
+def saved_by(ranks: int, step: int = 5) -> tuple[Saved, list[list[Any]]]:
+    """Save as so many ranks; return what each draws next."""
+    shares, following = [], []
+    for rank in range(ranks):
+        seed(100 + rank)
+        draw()  # leaves a spare normal number in the generators
+        shares.append(share(capture({"rng": Rng()}, rank=rank, world_size=ranks)))
+        following.append(draw())
+    return merge(shares, step), following
+
+
+def restored(saved: Saved, rank: int, ranks: int) -> list[Any]:
+    seed(999 + rank)
+    saved.fill(prepare({"rng": Rng()}, saved.manifest, rank=rank, world_size=ranks, notices=[]))
+    return draw()
+
+
+def test_every_rank_goes_on_with_its_own_numbers() -> None:
+    saved, following = saved_by(3)
+    assert [restored(saved, rank, 3) for rank in range(3)] == following
+    assert restored(saved, 1, 2) == following[1], "fewer ranks: those that are left keep theirs"
+
+
+def test_new_ranks_get_numbers_of_their_own_the_same_at_every_restart() -> None:  # BR-108, BR-109
+    saved, following = saved_by(2)
+    first = [restored(saved, rank, 4) for rank in range(4)]
+    assert [restored(saved, rank, 4) for rank in range(4)] == first
+    assert first[:2] == following
+    for row in range(len(first[0])):
+        assert len({repr(numbers[row]) for numbers in first}) == 4, "two ranks draw the same"
+    later, _ = saved_by(2, step=6)
+    assert restored(later, 3, 4) != first[3]
+
+
+def test_random_state_is_set_last() -> None:  # BR-129
+    class Drawing:
+        def state_dict(self) -> dict[str, int]:
+            return {"n": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            draw()
+
+    seed(1)
+    saved = save({"rng": Rng(), "other": Drawing()})
+    wanted = draw()
+    saved.fill(prepare({"rng": Rng(), "other": Drawing()}, saved.manifest, rank=0, world_size=1, notices=[]))
+    assert draw() == wanted
+
+
+def test_a_snapshot_is_tensors_and_numbers_and_not_changed_by_drawing() -> None:
+    before = Rng().snapshot()
+    again = Rng().snapshot()
+    draw()
+    assert same(before, again)
+    assert not same(before, Rng().snapshot())
+    assert "accelerator" in before or not torch.accelerator.is_available()
