@@ -1,0 +1,176 @@
+"""Saving and loading without a loop: the same engine, by hand."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from resilient.catalog.generations import claim_generation, write_base
+from resilient.catalog.line import read_line
+from resilient.catalog.run_info import open_run
+from resilient.clock import SYSTEM_CLOCK
+from resilient.engine.checkpoint import Checkpoint
+from resilient.engine.handle import SaveHandle
+from resilient.engine.peers import Peers
+from resilient.engine.restore import load_into
+from resilient.engine.saver import Saver, SaveSettings
+from resilient.errors import ConflictError, ErrorKind, NotFoundError
+from resilient.events import Bus
+from resilient.format.documents import Claim, Commit, decode_document, encode_document
+from resilient.state.capture import capture
+from resilient.store.base import Store
+from resilient.store.open import open_store
+from resilient.store.probe import probe
+
+Place = str | os.PathLike[str] | Store
+
+_PEER_TIMEOUT_S = 300.0
+
+
+@dataclass(slots=True)
+class _Session:
+    """One generation that this process saves into one place; ``newest`` is the last step it continues from or saved."""
+
+    store: Store
+    peers: Peers
+    saver: Saver
+    newest: int | None
+
+
+_sessions: dict[str, _Session] = {}
+_continue_from: dict[str, Commit] = {}
+_lock = threading.Lock()
+
+
+def save(
+    store: Place,
+    step: int,
+    items: Mapping[str, object],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> SaveHandle:
+    """Save items as a step; return when their state is copied.
+
+    On N ranks every rank calls this with the same step. The first save of a process into a place claims a generation
+    there.
+
+    Args:
+        store: a URL, a path or a `Store`.
+        step: completed steps of training; larger than that of any step that this process saved, or loaded, there.
+        items: named modules, optimizers, objects with ``state_dict``/``load_state_dict``, or nested dicts.
+        storage_options: for the fsspec filesystem behind a URL.
+
+    Raises:
+        UsageError: a leaf cannot be saved (it is named); nothing was written.
+        ConflictError: the step, or a later one, is there already.
+    """
+    peers = Peers.current()
+    captured = capture(items, rank=peers.rank, world_size=peers.world_size)
+    place = _open(store, storage_options)
+    with _lock:
+        session = _sessions.get(place.url)
+        if session is None or session.peers.world_size != peers.world_size:
+            session = _sessions[place.url] = _start(place, peers)
+        if session.newest is not None and step <= session.newest:
+            raise ConflictError(
+                f"{place.url}: step {session.newest} is there already, and step {step} is not after it",
+                kind=ErrorKind.ALREADY_SAVED,
+                hint="load an older step first to continue from there, or save to another place",
+            )
+        handle = session.saver.save(step, captured, reason="call")
+        session.newest = step
+    return handle
+
+
+def load(
+    store: Place,
+    into: Mapping[str, object],
+    step: int | Literal["latest"] = "latest",
+    *,
+    strict: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Checkpoint:
+    """Fill items from a step, on any number of ranks and in any layout; every rank of the job calls this.
+
+    Reads only what this rank needs, verifies every byte before it is used, and changes nothing if names, shapes or
+    dtypes differ. A later `save` of this process into the same place continues from this step.
+
+    Args:
+        store: a URL, a path or a `Store`.
+        into: the items to fill, by name; other items of the checkpoint are left alone.
+        step: a committed step, or "latest".
+        strict: False fills what is there on both sides and leaves the rest.
+        storage_options: for the fsspec filesystem behind a URL.
+
+    Raises:
+        NotFoundError: nothing is there, or not this step.
+        UsageError: names, shapes or dtypes differ; all of them are listed.
+        CorruptError: stored bytes are wrong; ``into`` is then spoiled.
+    """
+    peers = Peers.current()
+    place = _open(store, storage_options)
+    with _lock:
+        session = _sessions.get(place.url)
+    if session is not None:
+        session.saver.drain(_PEER_TIMEOUT_S)  # what this process is just saving is what "latest" means to it
+
+    def decide() -> bytes:
+        return encode_document(_choose(place, step))
+
+    chosen: Commit = decode_document(Commit, peers.share(peers.numbered("load"), decide, _PEER_TIMEOUT_S), "the choice")
+    load_into(place, into, peers, chosen, strict=strict, bus=Bus())
+    with _lock:
+        if session is not None and session.newest != chosen.step:
+            _sessions.pop(place.url, None)  # continuing from an older step takes a generation of its own
+        _continue_from[place.url] = chosen
+    return Checkpoint(place, chosen)
+
+
+def checkpoints(store: Place, *, storage_options: Mapping[str, Any] | None = None) -> list[Checkpoint]:
+    """Return the committed checkpoints of a run, newest first; an empty place has none."""
+    place = _open(store, storage_options)
+    try:
+        open_run(place, create=False, clock=SYSTEM_CLOCK)
+    except NotFoundError:
+        return []
+    return [Checkpoint(place, commit) for commit in read_line(place).commits]
+
+
+def _open(store: Place, storage_options: Mapping[str, Any] | None) -> Store:
+    return open_store(store, storage_options=storage_options)
+
+
+def _choose(store: Store, step: int | Literal["latest"]) -> Commit:
+    open_run(store, create=False, clock=SYSTEM_CLOCK)
+    line = read_line(store)
+    if step != "latest":
+        return line.at(step)
+    if not line.commits:
+        raise NotFoundError(f"{store.url} holds no committed checkpoint", kind=ErrorKind.NO_CHECKPOINT)
+    return line.commits[0]
+
+
+def _start(store: Store, peers: Peers) -> _Session:
+    """Claim a generation on rank 0, say where it continues from, and tell the others."""
+    probe(store)
+
+    def claim() -> bytes:
+        open_run(store, create=True, clock=SYSTEM_CLOCK)
+        commits = read_line(store).commits
+        continues = _continue_from.get(store.url) or (commits[0] if commits else None)
+        mine = claim_generation(store, world_size=peers.world_size, launch=uuid.uuid4().hex, heartbeat=False)
+        write_base(store, mine, continues)
+        newest = None if continues is None else continues.step
+        return msgspec.msgpack.encode((encode_document(mine), newest))
+
+    shared = peers.share(peers.numbered("claim"), claim, _PEER_TIMEOUT_S)
+    document, newest = msgspec.msgpack.decode(shared, type=tuple[bytes, int | None])
+    claimed: Claim = decode_document(Claim, document, "the claim")
+    saver = Saver(store, claimed, peers, SaveSettings(), bus=Bus())
+    return _Session(store=store, peers=peers, saver=saver, newest=newest)

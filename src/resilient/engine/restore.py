@@ -1,0 +1,201 @@
+"""Bringing a run back: one decision for all ranks, verified reads, and the next older step where one is not usable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from resilient.catalog.commit import read_manifest
+from resilient.catalog.line import read_line
+from resilient.clock import SYSTEM_CLOCK, Clock
+from resilient.engine.peers import Peers, pack, pack_error, unpack
+from resilient.engine.read import fill
+from resilient.errors import CorruptError, ErrorKind, NotFoundError, PeerError, ResilientError
+from resilient.events import Bus, FellBack, Notice, Restored
+from resilient.format.documents import Commit, Manifest, decode_document, encode_document
+from resilient.state.prepare import Loading, prepare
+from resilient.store.base import Store
+
+Resume: TypeAlias = Literal["auto", "required", "never"]
+_CANDIDATES: Final = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredFrom:
+    """Where the state of the items comes from now."""
+
+    commit: Commit
+    nbytes_read: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidates:
+    commits: tuple[Commit, ...]
+    ignored: tuple[str, ...]
+
+
+def restore(
+    store: Store,
+    items: Mapping[str, object],
+    peers: Peers,
+    *,
+    resume: Resume,
+    bus: Bus,
+    timeout_s: float = 1800.0,
+    clock: Clock = SYSTEM_CLOCK,
+) -> RestoredFrom | None:
+    """Fill the items from the newest usable step of the line; all ranks call this, and all get the same step.
+
+    Rank 0 decides on the candidates; a step counts as usable when every rank has read all that it needs of it and every
+    digest was right. Else the next older one is taken, with an event that says why.
+
+    Returns:
+        What was restored; None for a fresh start: ``resume`` is "never", or is "auto" and the place holds no commit at
+        all.
+
+    Raises:
+        NotFoundError: ``resume`` is "required" and there is nothing.
+        CorruptError: there are commits, and none is usable.
+        UsageError: the items and the checkpoint differ; everything that does is listed, and nothing was changed.
+    """
+    if resume == "never":
+        return None
+    found = _candidates(store, peers, timeout_s)
+    if peers.rank == 0:
+        for why in found.ignored:
+            bus.emit(Notice(message=f"ignored: {why}"))
+    if not found.commits and not found.ignored:
+        if resume == "required":
+            raise _nothing(store)
+        return None
+    reasons = list(found.ignored)
+    for commit in found.commits:
+        started_s = clock.monotonic()
+        try:
+            nbytes = _restore_one(store, items, peers, commit, bus, timeout_s)
+        except CorruptError as error:
+            reasons.append(f"step {commit.step}: {error}")
+            bus.emit(FellBack(rank=peers.rank, step=commit.step, why=str(error)))
+            continue
+        bus.emit(
+            Restored(
+                rank=peers.rank,
+                step=commit.step,
+                generation=commit.generation,
+                saved_world_size=commit.world_size,
+                nbytes_read=nbytes,
+                duration_s=clock.monotonic() - started_s,
+            )
+        )
+        return RestoredFrom(commit=commit, nbytes_read=nbytes)
+    raise CorruptError(
+        f"{store.url}: there are checkpoints and none is usable: {'; '.join(reasons)}",
+        kind=ErrorKind.NOTHING_USABLE,
+        hint="`resilient verify` lists what is damaged; resume='never' starts over on purpose",
+    )
+
+
+def load_into(
+    store: Store,
+    items: Mapping[str, object],
+    peers: Peers,
+    commit: Commit,
+    *,
+    strict: bool = True,
+    bus: Bus,
+    timeout_s: float = 1800.0,
+) -> int:
+    """Fill the items from this very step, on all ranks or with an error on all; return the bytes read by this rank."""
+    return _restore_one(store, items, peers, commit, bus, timeout_s, strict=strict)
+
+
+def _candidates(store: Store, peers: Peers, timeout_s: float) -> _Candidates:
+    def decide() -> bytes:
+        line = read_line(store)
+        commits = [encode_document(commit) for commit in line.commits[:_CANDIDATES]]
+        return msgspec.msgpack.encode((commits, line.ignored))
+
+    shared = peers.share(peers.numbered("candidates"), decide, timeout_s)
+    commits, ignored = msgspec.msgpack.decode(shared, type=tuple[list[bytes], list[str]])
+    return _Candidates(
+        commits=tuple(decode_document(Commit, each, "a candidate") for each in commits), ignored=tuple(ignored)
+    )
+
+
+def _restore_one(
+    store: Store,
+    items: Mapping[str, object],
+    peers: Peers,
+    commit: Commit,
+    bus: Bus,
+    timeout_s: float,
+    *,
+    strict: bool = True,
+) -> int:
+    """Fill the items from one step.
+
+    Two agreements: before anything is touched (so that a mismatch on one rank changes nothing on any), and before the
+    values are installed (so that all ranks have this step, or none keeps it).
+    """
+    notices: list[str] = []
+    plan: list[tuple[Manifest, Loading]] = []
+
+    def look() -> bytes:
+        manifest = read_manifest(store, commit)
+        loading = prepare(items, manifest, rank=peers.rank, world_size=peers.world_size, strict=strict, notices=notices)
+        plan.append((manifest, loading))
+        return b""
+
+    def read() -> bytes:
+        ((manifest, loading),) = plan
+        return str(fill(store, manifest, loading.targets)).encode()
+
+    _together(peers, "prepared", look, timeout_s)
+    try:
+        nbytes = int(_together(peers, "read", read, timeout_s))
+    except CorruptError as error:
+        error.add_note("the destination is spoiled: parts of it were already replaced")
+        raise
+    for notice in notices:
+        bus.emit(Notice(rank=peers.rank, message=notice))
+    plan[0][1].finish()
+    return nbytes
+
+
+def _together(peers: Peers, topic: str, work: Callable[[], bytes], timeout_s: float) -> bytes:
+    """Do this rank's part; return its result once every rank has done its own, or raise the same error on all."""
+    own_error: Exception | None = None
+    try:
+        mine = pack(work())
+    except ResilientError as error:
+        error.rank = peers.rank if error.rank is None else error.rank
+        mine, own_error = pack_error(error), error
+    except Exception as error:  # noqa: BLE001 -- boundary: the others must hear of it at once, not wait for their deadline
+        stand_in = PeerError(f"rank {peers.rank}: {error!r}", kind=ErrorKind.PEER_FAILED, rank=peers.rank)
+        mine, own_error = pack_error(stand_in), error
+    answers = peers.gather(peers.numbered(topic), mine, timeout_s)
+    errors = [error for error in map(_error_in, answers) if error is not None]
+    if not errors:
+        return unpack(mine)
+    # All ranks must draw the same conclusion: what only an older step can mend counts last.
+    chosen = min(errors, key=lambda error: isinstance(error, CorruptError))
+    raise own_error if own_error is not None and str(own_error) == str(chosen) else chosen
+
+
+def _error_in(answer: bytes) -> ResilientError | None:
+    try:
+        unpack(answer)
+    except ResilientError as error:
+        return error
+    return None
+
+
+def _nothing(store: Store) -> NotFoundError:
+    return NotFoundError(
+        f"{store.url}: there is no checkpoint to resume from, and resume is 'required'",
+        kind=ErrorKind.NO_CHECKPOINT,
+        hint="check the place; resume='auto' starts fresh where there is nothing",
+    )

@@ -1,0 +1,163 @@
+"""Saves of several ranks: written once, committed whole or not at all, never silent when they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+
+from resilient.catalog.commit import read_manifest
+from resilient.catalog.line import read_line
+from resilient.engine.handle import SaveHandle
+from resilient.engine.peers import Peers
+from resilient.engine.restore import load_into
+from resilient.engine.saver import SaveSettings
+from resilient.errors import ConflictError, ErrorKind, PeerError, StoreError
+from resilient.events import Bus, SaveCommitted, SaveFailed
+from resilient.format.digest import BytesLike
+from resilient.policy.keep import Keep
+from resilient.state.capture import capture
+from resilient.store.memory import MemoryStore
+from tests.engine.rank_threads import Rank, make_ranks
+
+CHUNK = 1 << 12
+
+
+def state(value: float) -> dict[str, object]:
+    return {"big": torch.full((5000,), float(value)), "small": torch.full((3,), float(value)), "values": {"lr": value}}
+
+
+def save_all(ranks: Sequence[Rank], step: int, items: Sequence[Mapping[str, object]]) -> list[SaveHandle]:
+    handles = []
+    for rank, mine in zip(ranks, items, strict=True):
+        captured = capture(mine, rank=rank.peers.rank, world_size=rank.peers.world_size)
+        handles.append(rank.saver.save(step, captured, reason="test"))
+    return handles
+
+
+def loaded(store: MemoryStore, step: int, into: dict[str, object]) -> dict[str, object]:
+    load_into(store, {"s": into}, Peers.current(), read_line(store).at(step), bus=Bus())
+    return into
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def test_replicated_bytes_are_written_once_and_shared_out(store: MemoryStore) -> None:
+    ranks = make_ranks(store, 4, SaveSettings(chunk_nbytes=CHUNK))
+    for step in (1, 2):
+        for handle in save_all(ranks, step, [{"s": state(step)}] * 4):
+            handle.wait(30)
+        commit = read_line(store).at(step)
+        assert commit.nbytes == 5003 * 4
+        stored = [each.nbytes for each in read_manifest(store, commit).objects]
+        assert len(stored) == 4
+        assert max(stored) < 2 * min(stored), "no rank stores much more than another"
+        assert torch.equal(loaded(store, step, state(0.0))["big"], torch.full((5000,), float(step)))  # type: ignore[arg-type]
+
+
+def test_what_is_saved_is_the_state_at_the_boundary(store: MemoryStore) -> None:
+    (rank,) = make_ranks(store, 1)
+    live = state(1.0)
+    (handle,) = save_all([rank], 1, [{"s": live}])
+    live["big"].add_(1)  # type: ignore[union-attr]  # right after the boundary, before anything is written
+    live["values"]["lr"] = 5.0  # type: ignore[index]
+    handle.wait(30)
+    back = loaded(store, 1, state(0.0))
+    assert torch.equal(back["big"], torch.full((5000,), 1.0))  # type: ignore[arg-type]
+    assert back["values"] == {"lr": 1.0}
+
+
+def test_ranks_may_hold_different_tensors(store: MemoryStore) -> None:
+    ranks = make_ranks(store, 2)
+    parts = [{"s": {f"layer{rank}": torch.full((10,), float(rank))}} for rank in range(2)]
+    for handle in save_all(ranks, 1, parts):
+        handle.wait(60)
+    back = loaded(store, 1, {"layer0": torch.zeros(10), "layer1": torch.zeros(10)})
+    assert torch.equal(back["layer1"], torch.ones(10))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["big", "small", "values"])
+def test_different_values_under_one_name_are_refused_by_name_and_the_next_save_works(
+    store: MemoryStore, name: str
+) -> None:
+    ranks = make_ranks(store, 2, SaveSettings(chunk_nbytes=CHUNK))
+    divergent = state(1.0)
+    divergent[name] = state(2.0)[name]
+    for handle in save_all(ranks, 1, [{"s": state(1.0)}, {"s": divergent}]):
+        with pytest.raises(ConflictError, match=name) as caught:
+            handle.wait(60)
+        assert caught.value.kind == ErrorKind.DIVERGENT
+        assert "per_rank" in str(caught.value.hint) or "PerRank" in str(caught.value.hint)
+    assert read_line(store).commits == ()
+    for handle in save_all(ranks, 2, [{"s": state(1.0)}] * 2):
+        handle.wait(60)
+    assert [commit.step for commit in read_line(store).commits] == [2]
+
+
+def test_a_rank_that_does_not_save_is_named(store: MemoryStore) -> None:
+    ranks = make_ranks(store, 3, SaveSettings(commit_timeout_s=1.0, agree_timeout_s=0.5))
+    handles = save_all(ranks[:2], 1, [{"s": {"w": torch.zeros(1)}}] * 2)
+    with pytest.raises(PeerError, match="rank 2"):
+        handles[0].wait(90)
+    assert read_line(store).commits == ()
+
+
+def test_the_death_of_rank_0_after_its_receipt_does_not_prevent_the_commit(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = make_ranks(store, 2)
+    monkeypatch.setattr(ranks[0].saver, "_commit", lambda job: pytest.skip("dead"))
+    first, second = save_all(ranks, 1, [{"s": {"w": torch.zeros(1)}}] * 2)
+    second.wait(60)
+    (commit,) = read_line(store).commits
+    assert commit.committer == 1
+    assert not first.committed.done() or first.committed.exception()
+
+
+class Refusing(MemoryStore):
+    """A store that refuses data while told to."""
+
+    refusing = False
+
+    def put(self, key: str, parts: Sequence[BytesLike]) -> None:
+        if self.refusing and key.startswith("data/"):
+            raise StoreError(f"no space for {key}", kind=ErrorKind.NO_SPACE)
+        super().put(key, parts)
+
+
+def test_a_failing_save_never_hurts_training_and_is_never_silent() -> None:
+    store = Refusing()
+    (rank,) = make_ranks(store, 1)
+    for step in range(1, 5):
+        store.refusing = step in (2, 3)
+        (handle,) = save_all([rank], step, [{"s": state(step)}])
+        if store.refusing:
+            with pytest.raises(StoreError, match="no space"):
+                handle.wait(30)
+            assert rank.saver.failures == step - 1
+        else:
+            handle.wait(30)
+            assert rank.saver.failures == 0
+    assert [commit.step for commit in read_line(store).commits] == [4, 1]
+    assert [event.step for event in rank.events if isinstance(event, SaveFailed)] == [2, 3]
+    assert [event.step for event in rank.events if isinstance(event, SaveCommitted)] == [1, 4]
+
+
+def test_a_step_is_tried_once_by_a_generation(store: MemoryStore) -> None:
+    (rank,) = make_ranks(store, 1)
+    save_all([rank], 1, [{"s": state(1)}])[0].wait(30)
+    with pytest.raises(ConflictError, match="step 1"):
+        save_all([rank], 1, [{"s": state(1)}])
+
+
+def test_retention_keeps_the_last_and_frees_the_rest(store: MemoryStore) -> None:
+    (rank,) = make_ranks(store, 1, SaveSettings(keep=Keep(last=2)))
+    for step in range(1, 7):
+        save_all([rank], step, [{"s": state(step)}])[0].wait(30)
+    assert rank.saver.drain(30)
+    assert [commit.step for commit in read_line(store).commits] == [6, 5]
+    assert len(list(store.list("data/"))) <= 3, "data of pruned steps goes at the latest one save later"
