@@ -1,0 +1,213 @@
+"""Which settings hold, and which process this is: the only reader of the environment."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from resilient.errors import ErrorKind, UsageError
+
+_PREFIX: Final = "RESILIENT_"
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_NOTHING: Final[Mapping[str, object]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What can be set by argument, by ``RESILIENT_<NAME>`` or in ``[tool.resilient]``, in this order of precedence.
+
+    Every name that ends in ``_s`` takes seconds, or text such as ``"10min"``.
+    """
+
+    every: str | int = "auto"  # "auto", a number of steps, or a duration such as "90s"
+    keep: int = 3  # how many of the newest checkpoints stay
+    resume: str = "auto"  # "auto": fresh only where nothing is; "required": never fresh; "never": always fresh
+    takeover: bool = False  # start although another launch seems to be alive in this place
+    max_failed_saves: int = 5  # so many saves that fail in a row end the run
+    commit_timeout_s: float = 600.0  # from the start of a save to its commit
+    restore_timeout_s: float = 3600.0  # for all ranks to have read their part
+    peer_timeout_s: float = 300.0  # for one word from another rank
+    heartbeat_s: float = 5.0  # between two signs of life in the store
+    chunk_nbytes: int = 4 << 20  # the unit that is digested, and read, as a whole
+    storage_options: Mapping[str, Any] = field(default_factory=dict)  # handed to the store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """What the launcher says about this process; a plain ``python train.py`` is rank 0 of 1."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    elastic_id: str | None = None  # torchelastic's id of the job, if it started this process
+    master: str | None = None  # address and port of the rendezvous
+
+
+def read_settings(
+    arguments: Mapping[str, object] = _NOTHING,
+    *,
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Settings:
+    """Return the settings that hold: arguments over ``RESILIENT_*`` over ``pyproject.toml`` over the defaults.
+
+    Args:
+        arguments: what the caller passed by name.
+        environ: instead of the environment.
+        directory: where to look for ``pyproject.toml``, and upwards from; the working directory by default.
+
+    Raises:
+        UsageError: kind ``invalid-setting``, for an unknown name or a value of the wrong type; it names the source.
+    """
+    found: dict[str, object] = {}
+    found |= _checked(*_from_project(directory or Path.cwd()))
+    found |= _checked(
+        _from_environment(os.environ if environ is None else environ), lambda name: _PREFIX + name.upper()
+    )
+    found |= _checked(arguments, lambda name: f"argument {name}")
+    return Settings(**found)  # type: ignore[arg-type]  # _checked has made each value what its field says
+
+
+def read_process(environ: Mapping[str, str] | None = None) -> Process:
+    """Return what the launcher says about this process.
+
+    Raises:
+        UsageError: kind ``invalid-setting``, for variables that contradict each other.
+    """
+    source = os.environ if environ is None else environ
+    rank, world_size = _number(source, "RANK", 0), _number(source, "WORLD_SIZE", 1)
+    if not 0 <= rank < world_size:
+        raise _invalid("RANK", f"is {rank}, with a WORLD_SIZE of {world_size}")
+    address, port = source.get("MASTER_ADDR"), source.get("MASTER_PORT")
+    return Process(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_number(source, "LOCAL_RANK", 0),
+        elastic_id=source.get("TORCHELASTIC_RUN_ID"),
+        master=f"{address}:{port}" if address and port else None,
+    )
+
+
+def parse_duration(value: object) -> float:
+    """Return seconds: a number is seconds, text needs a unit (``"250ms"``, ``"90s"``, ``"10min"``, ``"2h"``, ``"1d"``).
+
+    Raises:
+        ValueError: it is no duration, or not a positive one.
+    """
+    seconds: float | None = None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value)) and match[2] in _UNITS_S:
+        seconds = float(match[1]) * _UNITS_S[match[2]]
+    if seconds is None or not 0 < seconds < float("inf"):
+        raise ValueError('must be a duration, such as "90s", "10min" or "2h"')
+    return seconds
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    return {name.removeprefix(_PREFIX).lower(): text for name, text in environ.items() if name.startswith(_PREFIX)}
+
+
+def _from_project(directory: Path) -> tuple[Mapping[str, object], Callable[[str], str]]:
+    for folder in (directory, *directory.parents):
+        path = folder / "pyproject.toml"
+        if not path.is_file():
+            continue
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("resilient", {})
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise _invalid(str(path), f"is not TOML: {error}") from error
+        return table, functools.partial("[tool.resilient] {1} in {0}".format, path)
+    return {}, str
+
+
+def _checked(values: Mapping[str, object], source: Callable[[str], str]) -> dict[str, object]:
+    checked = {}
+    for name, value in values.items():
+        if name not in _PARSERS:
+            raise _invalid(source(name), "is not a setting", f"the settings are {', '.join(_PARSERS)}")
+        try:
+            checked[name] = _PARSERS[name](value)
+        except ValueError as error:
+            raise _invalid(source(name), f"is {value!r}: it {error}") from error
+    return checked
+
+
+def _invalid(source: str, what: str, hint: str | None = None) -> UsageError:
+    return UsageError(f"{source} {what}", kind=ErrorKind.INVALID_SETTING, hint=hint)
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, str(default))
+    if not text.isdecimal():
+        raise _invalid(name, f"is {text!r}: it must be a whole number")
+    return int(text)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if type(value) is not int or value < 1:
+        raise ValueError("must be a whole number of at least 1")
+    return value
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?", value):
+        value = float(value)
+    return parse_duration(value)
+
+
+def _flag(value: object) -> bool:
+    known: dict[object, bool] = {True: True, "true": True, "yes": True, "on": True, "1": True}
+    known |= {False: False, "false": False, "no": False, "off": False, "0": False}
+    key = value.lower() if isinstance(value, str) else value
+    if not isinstance(key, bool | str) or key not in known:
+        raise ValueError("must be true or false")
+    return known[key]
+
+
+def _every(value: object) -> str | int:
+    if value == "auto":
+        return "auto"
+    if isinstance(value, int) or (isinstance(value, str) and value.strip().isdecimal()):
+        return _count(value)
+    if not isinstance(value, str):
+        raise ValueError('must be "auto", a number of steps, or a duration such as "90s"')  # noqa: TRY004 -- see _checked
+    parse_duration(value)
+    return value
+
+
+def _resume(value: object) -> str:
+    if value not in ("auto", "required", "never"):
+        raise ValueError('must be "auto", "required" or "never"')
+    return str(value)
+
+
+def _options(value: object) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        value = json.loads(value)  # what it raises for text that is no JSON is a ValueError too
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a mapping (in the environment: a JSON object)")  # noqa: TRY004 -- see _checked
+    return dict(value)
+
+
+def _parser(name: str) -> Callable[[object], object]:
+    special: dict[str, Callable[[object], object]] = {
+        "every": _every,
+        "resume": _resume,
+        "takeover": _flag,
+        "storage_options": _options,
+    }
+    return special.get(name) or (_seconds if name.endswith("_s") else _count)
+
+
+_PARSERS: Final = {each.name: _parser(each.name) for each in fields(Settings)}

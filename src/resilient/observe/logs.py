@@ -1,0 +1,100 @@
+"""Events as lines for people, through the standard library's logging."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from resilient import events
+
+LOGGER: Final = logging.getLogger("resilient")
+LOGGER.addHandler(logging.NullHandler())
+
+
+def show_logs(bus: events.Bus) -> None:
+    """Write the events of ``bus`` to the logger ``resilient``; where no logging is configured, to standard error."""
+    bus.subscribe(Lines())
+    if not any(isinstance(handler, _Fallback) for handler in LOGGER.handlers):
+        LOGGER.addHandler(_Fallback())
+        if LOGGER.level == logging.NOTSET:
+            LOGGER.setLevel(logging.INFO)
+
+
+class Lines:
+    """A sink: one line for each event, at a level that says who needs it."""
+
+    def __init__(self) -> None:
+        self._last_skip = ""
+
+    def __call__(self, event: events.Event) -> None:
+        """Log one event. What all ranks have in common is said by rank 0 alone."""
+        level, message = _describe(event)
+        if isinstance(event, events.SaveSkipped):
+            # A store that is slower than the interval skips many for one reason: said once, and counted at the end.
+            level = logging.DEBUG if event.why == self._last_skip else level
+            self._last_skip = event.why
+        if event.rank != 0:
+            level = level if isinstance(event, events.SaveFailed | events.SaveSkipped) else logging.DEBUG
+            message = f"rank {event.rank}: {message}"
+        LOGGER.log(level, "%s", message)
+
+
+class _Fallback(logging.StreamHandler):  # type: ignore[type-arg]  # generic in the stubs only
+    """Standard error, as long as nobody else takes the records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("resilient: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        taken = logging.getLogger().handlers or any(
+            not isinstance(handler, _Fallback | logging.NullHandler) for handler in LOGGER.handlers
+        )
+        if not taken:
+            super().emit(record)
+
+
+def _describe(event: events.Event) -> tuple[int, str]:
+    match event:
+        case events.GenerationStarted() | events.Restored() | events.FellBack():
+            return _describe_start(event)
+        case events.SaveFailed():
+            return logging.WARNING, f"the save of step {event.step} failed, training goes on: {event.error}"
+        case events.SaveSkipped():
+            return logging.WARNING, f"step {event.step} is not saved: {event.why}"
+        case events.SaveCommitted():
+            return logging.INFO, f"saved step {event.step} ({_size(event.nbytes)}, {event.duration_s:.1f} s)"
+        case events.Notice():
+            return logging.INFO, event.message
+        case _:
+            return logging.DEBUG, str(event)
+
+
+def _describe_start(event: events.GenerationStarted | events.Restored | events.FellBack) -> tuple[int, str]:
+    match event:
+        case events.GenerationStarted(resumed_step=None):
+            return logging.INFO, f"fresh start in {event.url} ({_life(event)})"
+        case events.GenerationStarted():
+            return logging.INFO, f"resumed at step {event.resumed_step} from {event.url} ({_life(event)})"
+        case events.Restored():
+            what = f"{_size(event.nbytes_read)} read and verified by rank {event.rank} in {event.duration_s:.1f} s"
+            return logging.INFO, f"restored step {event.step}, saved by {_ranks(event.saved_world_size)}: {what}"
+        case events.FellBack():
+            return logging.WARNING, f"step {event.step} is not usable, taking an older one: {event.why}"
+
+
+def _life(event: events.GenerationStarted) -> str:
+    return f"generation {event.generation}, {_ranks(event.world_size)}"
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _size(nbytes: int) -> str:
+    size, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,0 +1,68 @@
+"""The decorator that makes a training function survive."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from resilient.clock import SYSTEM_CLOCK
+from resilient.config import read_process, read_settings
+from resilient.events import Bus
+from resilient.observe.logs import show_logs
+from resilient.policy.interval import SaveWhen, parse_every
+from resilient.policy.keep import Keep
+from resilient.run.opening import opened, process_group
+from resilient.run.session import Run
+from resilient.store.base import Store
+from resilient.store.open import open_store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def train(
+    store: str | os.PathLike[str] | Store,
+    *,
+    every: str | int | SaveWhen | None = None,
+    keep: Keep | None = None,
+    **settings: Any,
+) -> Callable[[Callable[Concatenate[Run, P], R]], Callable[P, R]]:
+    """Make a training function continue from its newest checkpoint, and save as it goes; it gets a `Run` first.
+
+    Works unchanged in one process and under torchrun. Starts a process group if a launcher started this process and
+    the program has not made one.
+
+    Args:
+        store: where the checkpoints of this run are: a path, a URL, or a `Store`.
+        every: how often to save: ``"auto"`` (as often as pays; the default), a duration such as ``"90s"``, a number
+            of steps, or a `SaveWhen`.
+        keep: which checkpoints stay; ``Keep(last=3)`` by default.
+        settings: any of `resilient.config.Settings`, such as ``resume="required"`` or ``takeover=True``. What is
+            not passed here comes from ``RESILIENT_<NAME>``, then from ``[tool.resilient]`` in ``pyproject.toml``.
+
+    Raises:
+        UsageError: a setting that does not exist or makes no sense; raised here, not at the first save.
+    """
+    chosen = read_settings(settings)
+    policy = parse_every(chosen.every if every is None else every)
+    retention = Keep(last=chosen.keep) if keep is None else keep
+
+    def decorate(function: Callable[Concatenate[Run, P], R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def main(*args: P.args, **kwargs: P.kwargs) -> R:
+            process, bus = read_process(), Bus()
+            show_logs(bus)
+            # The place first: a URL that makes no sense should not have to wait for the other ranks.
+            place = open_store(store, storage_options=chosen.storage_options)
+            with (
+                process_group(process),
+                opened(place, process, chosen, SYSTEM_CLOCK) as start,
+                Run(start, chosen, policy, retention, bus=bus) as run,
+            ):
+                return function(run, *args, **kwargs)
+
+        return main
+
+    return decorate

@@ -1,0 +1,93 @@
+"""How a run starts: the process group, the place, one generation for all ranks, and a sign of life."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from resilient.catalog.generations import claim_generation
+from resilient.catalog.launch import Heartbeat, check_no_other_launch
+from resilient.catalog.process import host, started
+from resilient.catalog.run_info import open_run
+from resilient.clock import Clock
+from resilient.config import Process, Settings
+from resilient.engine.peers import Peers
+from resilient.format.digest import digest
+from resilient.format.documents import Claim, decode_document, encode_document
+from resilient.store.base import Store
+from resilient.store.probe import probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What a run works with. ``created``: when the first generation of the run began, RFC 3339."""
+
+    store: Store
+    peers: Peers
+    claim: Claim
+    created: str
+
+
+@contextmanager
+def process_group(process: Process) -> Iterator[None]:
+    """Have a process group, if a launcher started this process; one that the program made itself is left alone."""
+    if (process.world_size == 1 and process.master is None) or not dist.is_available() or dist.is_initialized():
+        yield
+        return
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(process.local_rank)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend)
+    yield
+    # Only at a normal end: after a failure the others may be gone, and taking leave of them could wait for ever.
+    dist.destroy_process_group()
+
+
+@contextmanager
+def opened(store: Store, process: Process, settings: Settings, clock: Clock) -> Iterator[Opened]:
+    """Prove that a place can be used and that nobody else uses it, and start a generation there, alive until the end.
+
+    Raises:
+        UsageError: the place is no run, or cannot be one.
+        NotFoundError: nothing is there, and ``resume`` is "required".
+        ConflictError: kind ``run-in-use``: another launch lives here.
+        StoreError: the place cannot be used, found out within seconds.
+    """
+    peers = Peers.current()
+    launch = _launch_id(process)
+
+    def begin() -> bytes:
+        probe(store)
+        check_no_other_launch(store, launch=launch, takeover=settings.takeover, clock=clock)
+        created = open_run(store, create=settings.resume != "required", clock=clock).created
+        claim = claim_generation(store, world_size=peers.world_size, launch=launch, heartbeat=True, clock=clock)
+        return msgspec.msgpack.encode((encode_document(claim), created))
+
+    shared = peers.share(peers.numbered("open"), begin, settings.peer_timeout_s)
+    document, created = msgspec.msgpack.decode(shared, type=tuple[bytes, str])
+    claim: Claim = decode_document(Claim, document, "the claim of this generation")
+    heartbeat = Heartbeat(store, launch, settings.heartbeat_s, clock) if peers.rank == 0 else None
+    if heartbeat is not None:
+        heartbeat.start()
+    try:
+        yield Opened(store=store, peers=peers, claim=claim, created=created)
+    finally:
+        if heartbeat is not None:
+            heartbeat.close()
+
+
+def _launch_id(process: Process) -> str:
+    """Name this start of the job: the same when torchelastic restarts the workers, another one at a new start."""
+    if process.elastic_id is None:
+        return uuid.uuid4().hex
+    # A user may give every start the same id. The agent, which outlives its workers, is the parent of this process.
+    agent = os.getppid()
+    return digest(f"{process.elastic_id} {process.master} {host()} {agent} {started(agent)}".encode()).hex()

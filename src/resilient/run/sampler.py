@@ -1,0 +1,165 @@
+"""Which samples a batch has: an order of seed and epoch alone, a position that any number of ranks can go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch.distributed as dist
+
+from resilient.config import read_process
+from resilient.errors import ErrorKind, UsageError
+
+_FIXED: Final = ("length", "global_batch", "seed", "shuffle", "drop_last")
+
+
+class ElasticSampler:
+    """A batch sampler that serves any number of ranks and continues where the last completed step ended.
+
+    The global order depends on ``seed`` and the epoch only. The position is the number of samples that completed
+    steps have used, so it means the same on every world size: each sample of an epoch is used exactly once, in the
+    same order, through restarts and changes of size. Give it to a ``DataLoader`` as ``batch_sampler``, and to
+    ``run.track``, which saves and restores the position.
+
+    Each global batch is cut into one contiguous part a rank, whose sizes differ by at most one. Multiply the loss
+    by `loss_weight` (``run.loss_weight``) where they do differ: the mean over the ranks is then the mean over the
+    global batch.
+
+    The last batch of an epoch is short if ``global_batch`` does not divide ``length``; ``drop_last`` leaves it out.
+    If it has fewer samples than there are ranks, a rank for which none is left gets the first sample of the batch,
+    with `loss_weight` 0: it has to take part in the step, and a mean over nothing would be NaN on every rank.
+
+    A loop without a ``Run`` calls `advance` after each step.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        global_batch: int,
+        seed: int,
+        shuffle: bool = True,  # noqa: FBT001, FBT002 -- positional in the promised signature
+        drop_last: bool = False,  # noqa: FBT001, FBT002 -- as above
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        """Describe the order.
+
+        Args:
+            length: number of samples of the data set.
+            global_batch: samples of one step, over all ranks.
+            seed: of the order; 0 or larger.
+            shuffle: False takes the samples in the order of the data set.
+            drop_last: leave the short last batch of an epoch out.
+            rank: which part of each batch; by default the rank in the process group, else the launcher's. Ranks
+                that compute one sample together (tensor parallel) pass the same data-parallel rank.
+            world_size: into how many parts each batch is cut; goes with ``rank``.
+        """
+        if length < 1 or global_batch < 1 or not 0 <= seed < 2**64:
+            raise _invalid(
+                f"ElasticSampler(length={length}, global_batch={global_batch}, seed={seed}): the first two must be at"
+                " least 1, the seed between 0 and 2**64"
+            )
+        if drop_last and length < global_batch:
+            raise _invalid(f"drop_last leaves nothing of {length} samples in batches of {global_batch}")
+        if (rank is None) != (world_size is None):
+            raise _invalid("rank and world_size of an ElasticSampler go together")
+        self.length = length
+        self.global_batch = global_batch
+        self.seed = seed
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.epoch = 0
+        self.consumed = 0
+        self._place = None if rank is None or world_size is None else (rank, world_size)
+
+    @property
+    def loss_weight(self) -> float:
+        """What to multiply this rank's mean loss with: its samples of this batch, times ranks, over all of them."""
+        rank, world_size = self._parts()
+        size = self._batch_size(self.consumed)
+        return (_cut(size, rank + 1, world_size) - _cut(size, rank, world_size)) * world_size / size
+
+    def advance(self) -> None:
+        """Count the current batch as used: its step is complete."""
+        self.consumed += self._batch_size(self.consumed)
+        if self._batch_size(self.consumed) == 0:
+            self.epoch, self.consumed = self.epoch + 1, 0
+
+    def __len__(self) -> int:
+        """Return the number of batches of a whole epoch."""
+        return self.length // self.global_batch if self.drop_last else -(-self.length // self.global_batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield this rank's part of each batch, from the position to the end of the epoch; moves nothing."""
+        rank, world_size = self._parts()
+        order, start = self._order(), self.consumed
+        while size := self._batch_size(start):
+            batch = order[start : start + size]
+            mine = batch[_cut(size, rank, world_size) : _cut(size, rank + 1, world_size)]
+            yield (mine if len(mine) else batch[:1]).tolist()
+            start += size
+
+    def state_dict(self) -> dict[str, int | bool]:
+        """Return the position and what the order depends on."""
+        return {"epoch": self.epoch, "consumed": self.consumed, **{name: getattr(self, name) for name in _FIXED}}
+
+    def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
+        """Take over a position.
+
+        Raises:
+            UsageError: kind ``mismatch``, if it belongs to another order; every difference is named.
+        """
+        differing = [
+            f"{name} was {state[name]}, is {getattr(self, name)}"
+            for name in _FIXED
+            if state[name] != getattr(self, name)
+        ]
+        if differing:
+            raise UsageError(
+                f"the position of an ElasticSampler belongs to another order of samples: {'; '.join(differing)}",
+                kind=ErrorKind.MISMATCH,
+                hint="make the sampler as it was, or start over in another place",
+            )
+        self.epoch, self.consumed = int(state["epoch"]), int(state["consumed"])
+
+    def _batch_size(self, start: int) -> int:
+        """Return the size of the batch that starts there; 0 at the end of the epoch."""
+        left = self.length - start
+        return 0 if self.drop_last and left < self.global_batch else min(left, self.global_batch)
+
+    def _order(self) -> npt.NDArray[np.int64]:
+        if not self.shuffle:
+            return np.arange(self.length)
+        # The sorting order of a counter-based generator's raw stream, which is the same on every platform and in
+        # every release of numpy; the streams of shuffling functions are not promised to be.
+        keys = np.random.Philox(key=[self.seed, self.epoch]).random_raw(self.length)
+        return np.argsort(keys, kind="stable")
+
+    def _parts(self) -> tuple[int, int]:
+        """Return which part this rank takes, and of how many."""
+        rank, world_size = self._place or _place_in_job()
+        if self.global_batch < world_size:
+            raise _invalid(
+                f"a global batch of {self.global_batch} cannot feed {world_size} ranks",
+                "make global_batch at least the number of ranks",
+            )
+        return rank, world_size
+
+
+def _place_in_job() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    process = read_process()
+    return process.rank, process.world_size
+
+
+def _cut(size: int, part: int, parts: int) -> int:
+    """Return where a part of a batch starts."""
+    return size * part // parts
+
+
+def _invalid(message: str, hint: str | None = None) -> UsageError:
+    return UsageError(message, kind=ErrorKind.INVALID_ARGUMENT, hint=hint)

@@ -1,0 +1,443 @@
+"""What a training function sees of its run: what to track, the steps, the saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from resilient import events
+from resilient.catalog.generations import write_base
+from resilient.clock import SYSTEM_CLOCK, Clock
+from resilient.config import Settings
+from resilient.engine.handle import SaveHandle
+from resilient.engine.restore import RestoredFrom, restore
+from resilient.engine.saver import Saver, SaveSettings
+from resilient.errors import ErrorKind, PeerError, ResilientError, StoreError, UsageError
+from resilient.policy.interval import SaveContext, SaveWhen, mean_time_between_failures
+from resilient.policy.keep import Keep
+from resilient.run.boundary import BoundaryWatch
+from resilient.run.opening import Opened
+from resilient.run.passes import knows_its_position, samplers_of, start_pass
+from resilient.run.sampler import ElasticSampler
+from resilient.run.schedule import schedule_for
+from resilient.state.capture import capture
+from resilient.state.leaves import Captured
+from resilient.state.rng import Rng
+
+T = TypeVar("T")
+
+_RNG: Final = "rng"
+_END: Final = "end"
+_LAST_WAIT_S: Final = 30.0
+_EMPTY_PASSES: Final = 2
+_WITH_WARNINGS: Final = 3  # the exit code of a training that finished, but whose end is not saved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """Which checkpoint a run continues from; ``world_size`` is the number of ranks that saved it."""
+
+    step: int
+    generation: int
+    world_size: int
+    items: tuple[str, ...]
+
+
+class Run:
+    """One training across restarts, as the decorated function gets it; `resilient.train` makes it."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        settings: Settings,
+        every: SaveWhen,
+        keep: Keep,
+        *,
+        bus: events.Bus,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._opened = opened
+        self._settings = settings
+        self._bus = bus
+        self._clock = clock
+        self._peers = opened.peers
+        how = SaveSettings(chunk_nbytes=settings.chunk_nbytes, commit_timeout_s=settings.commit_timeout_s, keep=keep)
+        self._saver = Saver(opened.store, opened.claim, opened.peers, how, bus=bus, clock=clock)
+        topic = f"schedule/{opened.claim.generation}-{opened.claim.nonce}"
+        self._schedule = schedule_for(every, opened.peers, topic=topic, clock=clock, skipped=self._skipped)
+        self._items: dict[str, object] = {}
+        self._watch: BoundaryWatch | None = None
+        self._rng = Rng()
+        self._rng_at_boundary = self._rng.snapshot()
+        self._resumed: RestoredFrom | None = None
+        self._samplers: tuple[ElasticSampler, ...] = ()  # those of the pass that is going on
+        self._step = 0
+        self._steps_here = 0
+        self._in_turn = False
+        self._dirty = False
+        self._owed = False
+        self._last_save_s = clock.monotonic()
+        self._last_save: SaveHandle | None = None
+        self._capture_failures = 0
+        self._tally = {"failed": 0, "skipped": 0}
+        bus.subscribe(self._count)
+
+    @property
+    def step(self) -> int:
+        """How many steps are complete, in the whole life of the run."""
+        return self._step
+
+    @property
+    def rank(self) -> int:
+        """The global rank of this process."""
+        return self._peers.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are in this generation."""
+        return self._peers.world_size
+
+    @property
+    def loss_weight(self) -> float:
+        """What to multiply this rank's mean loss with, so that the mean over the ranks is that of the global batch."""
+        return self._samplers[0].loss_weight if self._samplers else 1.0
+
+    def track(self, **items: object) -> Restored | None:
+        """Say what the state of the run is, and bring it back if there is a checkpoint; once, before the first step.
+
+        Args:
+            items: modules, optimizers, anything with ``state_dict`` and ``load_state_dict``, or nested
+                dictionaries, by name. The random number generators are tracked without being named.
+
+        Returns:
+            What was restored, in place; None at a fresh start.
+
+        Raises:
+            UsageError: something cannot be saved, or differs from the checkpoint; it is named. Nothing was changed.
+            CorruptError: there are checkpoints, and none is usable.
+            NotFoundError: there is none, and ``resume`` is "required".
+        """
+        if self._watch is not None:
+            raise _misused("run.track was called before", "name all items in one call")
+        if _RNG in items:
+            raise _misused(f"the name {_RNG!r} is taken by the random number generators", "give the item another name")
+        self._items = {**items, _RNG: self._rng}
+        capture(self._items, rank=self.rank, world_size=self.world_size)
+        self._resumed = restore(
+            self._opened.store,
+            self._items,
+            self._peers,
+            resume=self._settings.resume,  # type: ignore[arg-type]  # config has checked which text it is
+            bus=self._bus,
+            timeout_s=self._settings.restore_timeout_s,
+            clock=self._clock,
+        )
+        commit = self._resumed.commit if self._resumed is not None else None
+        if self.rank == 0:
+            # Before the first save: what is saved counts only on a line that says where it continues from.
+            write_base(self._opened.store, self._opened.claim, commit)
+        self._watch = BoundaryWatch(self._items)
+        self._rng_at_boundary = self._rng.snapshot()
+        self._step = commit.step if commit is not None else 0
+        self._emit_started()
+        if commit is None:
+            return None
+        return Restored(
+            step=commit.step, generation=commit.generation, world_size=commit.world_size, items=commit.items
+        )
+
+    def steps(self, iterable: Iterable[T], total: int | None = None) -> Iterator[T]:
+        """Iterate over batches; after each turn of the loop one step is complete.
+
+        Args:
+            iterable: a ``DataLoader`` with an `ElasticSampler`, the sampler itself, or anything else that can be
+                iterated.
+            total: go round again, epoch after epoch, until that many steps of the run's whole life are complete.
+                None: one pass.
+
+        Raises:
+            UsageError: nothing is tracked yet; or the data is empty, pass after pass.
+            StoreError: kind ``save-failed``: too many saves in a row failed.
+        """
+        watch = self._tracked()
+        tracked = [item for item in self._items.values() if isinstance(item, ElasticSampler)]
+        self._samplers = samplers_of(iterable, tracked)
+        if total is None and self._finished():
+            return iter(())
+        return self._turns(iterable, total, watch)
+
+    def save(self, reason: str = "call") -> SaveHandle:
+        """Save the state of the last boundary, now; return when it is copied.
+
+        To be called at the start of a turn, before anything is computed, or outside of the loop: the batch just
+        drawn counts as not yet used, and a resume draws it again. A step that is saved already, or is being saved,
+        is not saved again: its handle is returned.
+
+        Raises:
+            UsageError: kind ``not-a-boundary``: the state is no longer that of the last boundary, or gradients are
+                pending.
+        """
+        watch = self._tracked()
+        if self._dirty or (self._in_turn and watch.stepped):
+            raise _no_boundary(self._step, "the optimizer has stepped since")
+        if watch.pending():
+            raise _no_boundary(self._step, "there are gradients that no optimizer step has used yet")
+        return self._handle_of(self._step) or self._save(reason)
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """Name a phase that is no part of a step (evaluation, compilation, ...): errors in it say so."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"in section {name!r}, after step {self._step}")
+            raise
+
+    def fence(self) -> None:
+        """Wait until the last boundary's state is copied; for code that is about to change it without an optimizer."""
+        handle = self._handle_of(self._step)
+        if handle is not None:
+            wait([handle.staged], self._settings.commit_timeout_s)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def _turns(self, iterable: Iterable[T], total: int | None, watch: BoundaryWatch) -> Iterator[T]:
+        self._start_steps(iterable)
+        empty = 0
+        while total is None or self._step < total:
+            before = self._step
+            yield from self._one_pass(iterable, total, watch)
+            if total is None:
+                return
+            empty = empty + 1 if self._step == before else 0
+            if empty == _EMPTY_PASSES:
+                raise _misused(
+                    f"the data yielded nothing in {empty} passes, at step {self._step} of {total}",
+                    "pass something that can be iterated again and again, such as a DataLoader; a generator cannot",
+                )
+
+    def _start_steps(self, iterable: Iterable[object]) -> None:
+        if self._resumed is not None and self._steps_here == 0:
+            # Last of all: what the program drew since run.track must not move the run's own numbers.
+            self._rng.restore(self._rng_at_boundary, step=self._step, rank=self.rank)
+            if self._step and not self._samplers and not knows_its_position(iterable, self._items.values()):
+                self._notice(
+                    "the position in the data is not restored: this data begins anew (an ElasticSampler would continue)"
+                )
+        self._rng_at_boundary = self._rng.snapshot()
+        self._schedule.start(self._step)
+
+    def _one_pass(self, iterable: Iterable[T], total: int | None, watch: BoundaryWatch) -> Iterator[T]:
+        for batch in start_pass(iterable, self._rng, step=self._step, rank=self.rank):
+            self._in_turn = True
+            try:
+                yield batch
+            except GeneratorExit:
+                self._left_in_turn(watch)
+                raise
+            self._end_turn(watch)
+            self._save_if_due(watch, last_of_pass=total is None and any(each.consumed == 0 for each in self._samplers))
+            if total is not None and self._step >= total:
+                return
+
+    def _end_turn(self, watch: BoundaryWatch) -> None:
+        watch.end_turn()
+        self._in_turn = False
+        self._step += 1
+        self._steps_here += 1
+        for sampler in self._samplers:
+            sampler.advance()
+        self._rng_at_boundary = self._rng.snapshot()
+
+    def _left_in_turn(self, watch: BoundaryWatch) -> None:
+        """The loop was left by ``break``: the turn counts if its optimizer step was done, else its batch is unused."""
+        if watch.stepped:
+            self._end_turn(watch)
+        self._in_turn = False
+        self._dirty = watch.blind or watch.pending()
+
+    # --- saving -------------------------------------------------------------------------------------------------------
+
+    def _save_if_due(self, watch: BoundaryWatch, *, last_of_pass: bool) -> None:
+        self._raise_if_hopeless()
+        in_flight = self._last_save.step if self._last_save is not None and self._saver.busy else None
+        self._owed |= self._schedule.due(self._context(), in_flight)
+        # Between micro-batches the gradients are state that no checkpoint has. At the end of the only pass the run
+        # may be over, which the checkpoint then says: the save that is owed is made at the end, or after one more
+        # step.
+        if self._owed and not last_of_pass and not watch.pending():
+            self._owed = False
+            if self._handle_of(self._step) is None:
+                self._save("interval")
+
+    def _save(self, reason: str) -> SaveHandle:
+        self._last_save_s = self._clock.monotonic()
+        try:
+            captured = self._capture_boundary()
+        except ResilientError as error:
+            # Saveable at track, and not any more. The training is not to blame; the run ends if it stays so.
+            self._capture_failures += 1
+            self._bus.emit(events.SaveFailed(rank=self.rank, step=self._step, error=str(error)))
+            self._last_save = SaveHandle(self._step)
+            self._last_save.fail(error)
+            return self._last_save
+        self._capture_failures = 0
+        self._last_save = self._saver.save(self._step, captured, reason=reason)
+        return self._last_save
+
+    def _capture_boundary(self) -> Captured:
+        """Capture with the random state of the boundary: drawing the next batch may have moved it since."""
+        now = self._rng.snapshot()
+        self._rng.restore(self._rng_at_boundary, step=self._step, rank=self.rank)
+        try:
+            return capture(self._items, rank=self.rank, world_size=self.world_size)
+        finally:
+            self._rng.restore(now, step=self._step, rank=self.rank)
+
+    def _handle_of(self, step: int) -> SaveHandle | None:
+        if self._resumed is not None and step == self._resumed.commit.step:
+            return committed_handle(step)  # this very state is where the run came from
+        return self._last_save if self._last_save is not None and self._last_save.step == step else None
+
+    def _context(self) -> SaveContext:
+        age_s = (self._clock.now() - datetime.fromisoformat(self._opened.created)).total_seconds()
+        measured = self._saver.newest_committed is not None
+        return SaveContext(
+            step=self._step,
+            since_save_s=self._clock.monotonic() - self._last_save_s,
+            stall_s=self._saver.stall_s if measured else None,
+            persist_s=self._saver.persist_s if measured else None,
+            mtbf_s=mean_time_between_failures(age_s, self._opened.claim.generation - 1),
+        )
+
+    def _skipped(self, step: int, why: str) -> None:
+        self._bus.emit(events.SaveSkipped(rank=self.rank, step=step, why=why))
+
+    def _raise_if_hopeless(self) -> None:
+        failures = self._saver.failures + self._capture_failures
+        if failures >= self._settings.max_failed_saves:
+            raise StoreError(
+                f"{failures} saves in a row failed; {self._newest()}",
+                kind=ErrorKind.SAVE_FAILED,
+                hint="the last error is above; max_failed_saves says how many are borne",
+                rank=self.rank,
+            ) from self._saver.last_error
+
+    # --- beginning and end --------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the run: after a normal end of the training function save its last step, else finish what is under way.
+
+        Raises:
+            SystemExit: 3, if the last step of a training that ended normally could not be saved.
+        """
+        try:
+            if self._watch is None:
+                return
+            if error is None or (isinstance(error, SystemExit) and not error.code):
+                self._finish(self._watch)
+            else:
+                self._saver.drain(min(_LAST_WAIT_S, self._settings.commit_timeout_s))
+                self._notice(f"stopped after step {self._step} by {type(error).__name__}; {self._newest()}")
+        finally:
+            self._schedule.close()
+            if self._watch is not None:
+                self._watch.close()
+
+    def _finish(self, watch: BoundaryWatch) -> None:
+        if self._steps_here == 0 and self._resumed is not None:
+            self._notice(f"nothing to do: the run is complete at step {self._step}")
+            return
+        if self._dirty:
+            self._notice(f"the loop was left within a step: step {self._step} is the last that could be saved")
+        elif self._steps_here and self._handle_of(self._step) is None:
+            if watch.pending():
+                self._notice(
+                    "the gradients since the last optimizer step are lost: the data ended between micro-batches"
+                )
+            self._save(_END)
+        self._saver.drain(self._settings.commit_timeout_s)
+        self._take_leave()
+        counts = ", ".join(f"{count} saves {what}" for what, count in self._tally.items() if count)
+        self._notice(
+            f"done: {self._steps_here} steps, now at step {self._step}; {self._newest()}{counts and f' ({counts})'}"
+        )
+        if self._steps_here and not self._dirty and self._newest_step() != self._step:
+            raise SystemExit(_WITH_WARNINGS)
+
+    def _take_leave(self) -> None:
+        """Wait until no rank needs the others any more: one of them keeps the store through which they talk."""
+        topic = f"end/{self._opened.claim.generation}-{self._opened.claim.nonce}"
+        try:
+            self._peers.gather(topic, b"", self._settings.peer_timeout_s)
+        except PeerError as error:
+            self._notice(f"not every rank has come to the end: {error}")
+
+    def _finished(self) -> bool:
+        """Say whether this life started from a checkpoint that was made at the end of the training function."""
+        return self._resumed is not None and self._steps_here == 0 and self._resumed.commit.reason == _END
+
+    def _newest_step(self) -> int | None:
+        if self._saver.newest_committed is not None:
+            return self._saver.newest_committed
+        return self._resumed.commit.step if self._resumed is not None else None
+
+    def _newest(self) -> str:
+        newest = self._newest_step()
+        return "nothing is saved" if newest is None else f"the newest committed step is {newest}"
+
+    def _emit_started(self) -> None:
+        self._bus.emit(
+            events.GenerationStarted(
+                rank=self.rank,
+                url=self._opened.store.url,
+                generation=self._opened.claim.generation,
+                world_size=self.world_size,
+                resumed_step=self._resumed.commit.step if self._resumed is not None else None,
+            )
+        )
+
+    def _notice(self, message: str) -> None:
+        self._bus.emit(events.Notice(rank=self.rank, message=message))
+
+    def _count(self, event: events.Event) -> None:
+        if isinstance(event, events.SaveFailed):
+            self._tally["failed"] += 1
+        elif isinstance(event, events.SaveSkipped):
+            self._tally["skipped"] += 1
+
+    def _tracked(self) -> BoundaryWatch:
+        if self._watch is None:
+            raise _misused("nothing is tracked", "call run.track(model=..., optimizer=..., data=...) first")
+        return self._watch
+
+
+def committed_handle(step: int) -> SaveHandle:
+    """Return the handle of a save that was over before this process began."""
+    handle = SaveHandle(step)
+    handle.staged.set_result(None)
+    handle.persisted.set_result(None)
+    handle.committed.set_result(step)
+    return handle
+
+
+def _misused(message: str, hint: str) -> UsageError:
+    return UsageError(message, kind=ErrorKind.INVALID_ARGUMENT, hint=hint)
+
+
+def _no_boundary(step: int, why: str) -> UsageError:
+    return UsageError(
+        f"the state is not that of a step boundary (step {step} is complete): {why}",
+        kind=ErrorKind.NOT_A_BOUNDARY,
+        hint="call run.save at the start of a turn, right after the batch was drawn, and not between micro-batches",
+    )

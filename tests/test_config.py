@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from resilient.config import Process, Settings, parse_duration, read_process, read_settings
+from resilient.errors import ErrorKind, UsageError
+
+
+def project(folder: Path, text: str) -> Path:
+    (folder / "pyproject.toml").write_text(text)
+    return folder
+
+
+def test_arguments_beat_the_environment_beats_the_project_beats_the_defaults(tmp_path: Path) -> None:
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    project(tmp_path, '[tool.resilient]\nevery = "5min"\nkeep = 7\nmax_failed_saves = 9\nstorage_options = {key = "k"}')
+    environ = {"RESILIENT_KEEP": "8", "RESILIENT_MAX_FAILED_SAVES": "2", "HOME": "/"}
+    found = read_settings({"max_failed_saves": 1}, environ=environ, directory=below)
+    assert (found.max_failed_saves, found.keep, found.every, found.resume) == (1, 8, "5min", "auto")
+    assert found.storage_options == {"key": "k"}
+
+
+def test_only_the_nearest_project_counts(tmp_path: Path) -> None:
+    below = tmp_path / "a"
+    below.mkdir()
+    project(tmp_path, "[tool.resilient]\nkeep = 7")
+    project(below, "[project]\nname = 'x'")
+    assert read_settings(environ={}, directory=below) == Settings()
+
+
+def test_text_is_read_as_what_the_setting_is(tmp_path: Path) -> None:
+    environ = {
+        "RESILIENT_EVERY": "500",
+        "RESILIENT_TAKEOVER": "Yes",
+        "RESILIENT_PEER_TIMEOUT_S": "2min",
+        "RESILIENT_COMMIT_TIMEOUT_S": "7.5",
+        "RESILIENT_STORAGE_OPTIONS": '{"endpoint_url": "http://x"}',
+    }
+    found = read_settings(environ=environ, directory=tmp_path)
+    assert (found.every, found.takeover, found.peer_timeout_s, found.commit_timeout_s) == (500, True, 120.0, 7.5)
+    assert found.storage_options == {"endpoint_url": "http://x"}
+
+
+WRONG = {
+    "every": "often",
+    "keep": "none",
+    "resume": "maybe",
+    "takeover": "2",
+    "max_failed_saves": "0",
+    "commit_timeout_s": "soon",
+    "restore_timeout_s": "-1",
+    "peer_timeout_s": "0",
+    "heartbeat_s": "1 fortnight",
+    "chunk_nbytes": "4MiB",
+    "storage_options": "[1]",
+    "colour": "red",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_setting_is_an_error_that_names_its_source(name: str, tmp_path: Path) -> None:
+    assert {each.name for each in fields(Settings)} < set(WRONG)
+    sources: dict[str, Callable[[], Settings]] = {
+        f"argument {name}": lambda: read_settings({name: WRONG[name]}, environ={}, directory=tmp_path),
+        f"RESILIENT_{name.upper()}": lambda: read_settings(
+            environ={f"RESILIENT_{name.upper()}": WRONG[name]}, directory=tmp_path
+        ),
+        str(tmp_path / "pyproject.toml"): lambda: read_settings(
+            environ={}, directory=project(tmp_path, f'[tool.resilient]\n{name} = "{WRONG[name]}"')
+        ),
+    }
+    for source, read in sources.items():
+        with pytest.raises(UsageError) as caught:
+            read()
+        assert caught.value.kind is ErrorKind.INVALID_SETTING
+        assert source in str(caught.value)
+
+
+def test_a_broken_project_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"pyproject\.toml is not TOML"):
+        read_settings(environ={}, directory=project(tmp_path, "[tool"))
+
+
+def test_the_launcher_says_which_process_this_is() -> None:
+    assert read_process({}) == Process()
+    environ = {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_RUN_ID": "j",
+    }
+    assert read_process(environ) == Process(rank=3, world_size=4, local_rank=1, elastic_id="j", master="a:1")
+
+
+@pytest.mark.parametrize("environ", [{"RANK": "2", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "two"}, {"RANK": "-1"}], ids=str)
+def test_a_launcher_that_contradicts_itself_is_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        read_process(environ)
+
+
+def test_durations() -> None:
+    texts = ["250ms", "90s", "10min", "2h", "1d", "1.5h", 3, 0.5]
+    assert [parse_duration(text) for text in texts] == [0.25, 90, 600, 7200, 86400, 5400, 3, 0.5]
