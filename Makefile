@@ -10,7 +10,7 @@ PYTEST := mkdir -p build && $(BIN)/pytest --basetemp=build/tests
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint proof docs clean
+.PHONY: help venv demo test lint proof bench docs clean
 
 help: ## show these lines
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -45,6 +45,9 @@ lint: $(READY) ## ruff, mypy, import-linter
 proof: $(READY) ## every proof with its full count, resumable; figures into docs/proof.md
 	$(PYTEST) -m proof --full --timeout=0 -o faulthandler_timeout=0 -p no:randomly
 	$(BIN)/python -m tests.proof_report docs/proof.md
+
+bench: $(READY) ## what saves and restores cost here, beside torch.save and DCP; one JSON line a figure
+	$(BIN)/python benchmarks/save_restore.py
 
 docs: $(READY) ## run the code in the documents, and check that they cover what they must
 	$(PYTEST) tests/docs

@@ -50,6 +50,7 @@ WRONG = {
     "every": "often",
     "keep": "none",
     "resume": "maybe",
+    "strict": "perhaps",
     "takeover": "2",
     "max_failed_saves": "0",
     "commit_timeout_s": "soon",

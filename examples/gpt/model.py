@@ -1,4 +1,4 @@
-"""What the three examples share: a small GPT on bytes, and real text, which every Python has: its own standard library."""
+"""What the three examples share: a small GPT on bytes, and real text that every Python has: its standard library."""
 
 from __future__ import annotations
 

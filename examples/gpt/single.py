@@ -27,7 +27,7 @@ def main(run: resilient.Run) -> None:
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
-        if run.step % 10 == 9:
+        if run.step % 5 == 4:
             print(f"step {run.step + 1}: loss {loss.item():.3f}", flush=True)
 
 

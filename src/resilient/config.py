@@ -30,6 +30,7 @@ class Settings:
     every: str | int = "auto"  # "auto", a number of steps, or a duration such as "90s"
     keep: int = 3  # how many of the newest checkpoints stay
     resume: str = "auto"  # "auto": fresh only where nothing is; "required": never fresh; "never": always fresh
+    strict: bool = True  # False: a restore accepts names that only one side has, and reports them
     takeover: bool = False  # start although another launch seems to be alive in this place
     max_failed_saves: int = 5  # so many saves that fail in a row end the run
     commit_timeout_s: float = 600.0  # from the start of a save to its commit
@@ -204,6 +205,7 @@ def _parser(name: str) -> Callable[[object], object]:
     special: dict[str, Callable[[object], object]] = {
         "every": _every,
         "resume": _resume,
+        "strict": _flag,
         "takeover": _flag,
         "storage_options": _options,
     }

@@ -59,7 +59,14 @@ class ReceiptMaker:
         return self
 
     def tensor(
-        self, name: str, full: Array, box: Box | None = None, *, item: str = "model", store: bool = True, known: bool = True
+        self,
+        name: str,
+        full: Array,
+        box: Box | None = None,
+        *,
+        item: str = "model",
+        store: bool = True,
+        known: bool = True,
     ) -> ReceiptMaker:
         """Hold a box of a tensor: store it, or only list it, with its digest if ``known``."""
         number = self._tensor(item, name, str(full.dtype), full.shape, None)
@@ -119,7 +126,9 @@ def attempt_of(claim: Claim, step: int) -> Attempt:
     return Attempt(step=step, generation=claim.generation, nonce=claim.nonce)
 
 
-def new_generation(store: Store, continues: Commit | None = None, *, launch: str = "a", heartbeat: bool = False) -> Claim:
+def new_generation(
+    store: Store, continues: Commit | None = None, *, launch: str = "a", heartbeat: bool = False
+) -> Claim:
     open_run(store, create=True, clock=SYSTEM_CLOCK)
     claim = claim_generation(store, world_size=1, launch=launch, heartbeat=heartbeat)
     write_base(store, claim, continues)
@@ -135,10 +144,10 @@ def save(store: Store, claim: Claim, step: int, *, world_size: int = 2, commit: 
     """Save a step as ranks do: a tensor in row blocks, a replica, a per-rank item with a value, and a derived one."""
     attempt = attempt_of(claim, step)
     full = tensors_of(step)
-    rows = np.array_split(np.arange(6), world_size)
+    ends = [6 * rank // world_size for rank in range(world_size + 1)]
     for rank in range(world_size):
         maker = ReceiptMaker(attempt, rank, world_size).item("rng", per_rank=True, derived=True)
-        box = Box((int(rows[rank][0]), 0), (len(rows[rank]), 4))
+        box = Box((ends[rank], 0), (ends[rank + 1] - ends[rank], 4))
         maker.tensor("w", full["w"], box).tensor("b", full["b"], store=rank == 0)
         maker.alias("tied", full["b"], "b").value("step", step)
         maker.tensor("state", np.full(2, 10 * step + rank, dtype=np.int64), item="rng").write(store)
@@ -149,6 +158,4 @@ def save(store: Store, claim: Claim, step: int, *, world_size: int = 2, commit: 
 
 
 def commit_of(store: Store, attempt: Attempt, *, world_size: int = 2, committer: int = 0) -> Commit | tuple[int, ...]:
-    return try_commit(
-        store, attempt, world_size=world_size, committer=committer, reason="test", clock=SYSTEM_CLOCK
-    )
+    return try_commit(store, attempt, world_size=world_size, committer=committer, reason="test", clock=SYSTEM_CLOCK)

@@ -30,7 +30,9 @@ def test_a_committed_state_reads_back_bit_for_bit() -> None:
         if manifest.tensors[chunk.tensor].name == "w":
             data = bytearray(chunk.nbytes)
             read_chunk(store, manifest, chunk, memoryview(data))
-            found[chunk.offset[0] : chunk.offset[0] + chunk.size[0]] = np.frombuffer(data, np.float32).reshape(chunk.size)
+            found[chunk.offset[0] : chunk.offset[0] + chunk.size[0]] = np.frombuffer(data, np.float32).reshape(
+                chunk.size
+            )
     assert np.array_equal(found, tensors_of(5)["w"])
 
 
@@ -156,7 +158,7 @@ def test_a_manifest_that_is_not_the_committed_one_is_refused_by_name(damage: str
         store.delete(key)
     else:
         swapped = store.get(other.attempt.manifest(other.manifest))
-        store.put(key, [{"empty": b"", "truncate": content[:-1], "flip": flipped, "swap": swapped}[damage]])
+        store.put(key, [{"empty": b"", "truncate": content[:-1], "flip": bytes(flipped), "swap": swapped}[damage]])
     with pytest.raises(CorruptError, match=key):
         read_manifest(store, commit)
 
@@ -213,7 +215,7 @@ def test_committers_that_saw_different_sets_write_different_manifests_and_one_co
     attempt = save(store, new_generation(store), 1, commit=False)
 
     class Other(MemoryStore):
-        """The same place, seen by a committer that reads another receipt of rank 1 (a store that lies after a failover)."""
+        """The same place, seen by a committer that reads another receipt of rank 1 (a store after a failover)."""
 
         def get(self, key: str) -> bytes:
             if key != attempt.receipt(1):

@@ -35,14 +35,22 @@ class WatchedClock(HandClock):
 
 def elsewhere(store: MemoryStore, launch: str, *, host: str = "other") -> Claim:
     """Make the newest generation one of another machine."""
-    claim = replace(new_generation(store, launch=launch, heartbeat=True), host=host, pid=77, process_started="boot/ns/1")
+    claim = replace(
+        new_generation(store, launch=launch, heartbeat=True), host=host, pid=77, process_started="boot/ns/1"
+    )
     store.put(layout.claim(claim.generation), [encode_document(claim)])
     return claim
 
 
 def beat(store: MemoryStore, launch: str, count: int, *, ended: bool = False) -> None:
     sign = Sign(
-        host="other", pid=77, process_started="boot/ns/1", interval_s=5.0, seen=f"then {count}", count=count, ended=ended
+        host="other",
+        pid=77,
+        process_started="boot/ns/1",
+        interval_s=5.0,
+        seen=f"then {count}",
+        count=count,
+        ended=ended,
     )
     store.put(layout.heartbeat(launch), [seal_json(asdict(sign))])
 

@@ -11,7 +11,7 @@ from resilient.catalog.generations import claim_generation, newest_claim, newest
 from resilient.catalog.line import Line, read_line
 from resilient.errors import ConflictError, CorruptError, ErrorKind, NotFoundError
 from resilient.format import layout
-from resilient.format.documents import Claim, Commit
+from resilient.format.documents import Claim
 from resilient.store.base import Capabilities
 from resilient.store.memory import MemoryStore
 from tests.catalog.runs import attempt_of, commit_of, new_generation, save
@@ -32,6 +32,7 @@ def spoil(store: MemoryStore, key: str) -> None:
     store.put(key, [content])
 
 
+@pytest.mark.field_report("BR-223")
 def test_commits_are_newest_first_and_steps_are_numbers() -> None:
     store = MemoryStore()
     saved(store, new_generation(store), 900, 1000, 10000, 9000)
@@ -203,6 +204,7 @@ def test_with_claim_and_base_damaged_the_older_generation_is_what_is_left_and_it
     assert layout.base(2) in line.ignored[0]
 
 
+@pytest.mark.field_report("BR-202")
 def test_a_document_of_a_newer_format_is_refused_not_passed_over() -> None:
     from resilient.format.frame import seal_json
 
@@ -259,48 +261,50 @@ def test_a_second_base_of_one_generation_is_refused() -> None:
     assert read_base(store, 1) is not None
 
 
-def test_line_equals_a_simple_model_of_it() -> None:
-    """Random lives: claims, bases on any step of the line, saves of all generations at any time, tombstones."""
-    for seed in range(15):
-        rng = random.Random(seed)
-        store = MemoryStore()
-        claims: list[Claim] = []
-        base: dict[int, tuple[int, int] | None] = {}
-        committed: set[tuple[int, int]] = set()
-        buried: set[tuple[int, int]] = set()
+class Model:
+    """The line by its definition: walk the bases, and take what was committed up to each branch and not buried."""
 
-        def model() -> list[tuple[int, int]]:
-            found: dict[int, int] = {}
-            generation, limit = max(base, default=0), 10**9
-            while generation:
-                for step, of in committed - buried:
-                    if of == generation and step <= limit:
-                        found.setdefault(step, of)
-                before = base[generation]
-                generation, limit = (before[1], before[0]) if before else (0, 0)
-            return sorted(found.items(), reverse=True)
+    def __init__(self) -> None:
+        self.base: dict[int, tuple[int, int] | None] = {}
+        self.committed: set[tuple[int, int]] = set()
+        self.buried: set[tuple[int, int]] = set()
 
-        for _ in range(rng.randint(5, 40)):
-            line = read_line(store) if claims else None
-            if line is None or rng.random() < 0.2:
-                continues: Commit | None = None
-                if line is not None and line.commits and rng.random() < 0.8:
-                    continues = rng.choice(line.commits)
-                claims.append(new_generation(store, continues))
-                base[claims[-1].generation] = (continues.step, continues.generation) if continues else None
-                continue
-            claim = rng.choice(claims[-3:])
-            before = base[claim.generation]
-            step = rng.randint(before[0] + 1 if before else 1, 60)
-            if (step, claim.generation) in committed:
-                store.create(attempt_of(claim, step).tombstone, b"")
-                buried.add((step, claim.generation))
-            else:
-                save(store, claim, step, world_size=1)
-                committed.add((step, claim.generation))
-            # sorted: a save far ahead in an old generation may lie beyond what its successors have reached
-            assert sorted(steps(read_line(store)), reverse=True) == model(), f"seed {seed}"
-        assert steps(read_line(store)) == sorted(steps(read_line(store)), reverse=True), f"seed {seed}"
+    def line(self) -> list[tuple[int, int]]:
+        found: dict[int, int] = {}
+        generation, limit = max(self.base, default=0), 10**9
+        while generation:
+            for step, of in self.committed - self.buried:
+                if of == generation and step <= limit:
+                    found.setdefault(step, of)
+            before = self.base[generation]
+            generation, limit = (before[1], before[0]) if before else (0, 0)
+        return sorted(found.items(), reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_line_equals_a_simple_model_of_it(seed: int) -> None:
+    """Random lives: claims, bases on any step of the line, saves of recent generations at any time, tombstones."""
+    rng = random.Random(seed)
+    store, model = MemoryStore(), Model()
+    claims: list[Claim] = []
+    for _ in range(rng.randint(5, 40)):
+        line = read_line(store)
+        if not claims or rng.random() < 0.2:
+            continues = rng.choice(line.commits) if line.commits and rng.random() < 0.8 else None
+            claims.append(new_generation(store, continues))
+            base = (continues.step, continues.generation) if continues else None
+            model.base[claims[-1].generation] = base
+            continue
+        claim = rng.choice(claims[-3:])
+        before = model.base[claim.generation]
+        step = rng.randint(before[0] + 1 if before else 1, 60)
+        if (step, claim.generation) in model.committed:
+            store.create(attempt_of(claim, step).tombstone, b"")
+            model.buried.add((step, claim.generation))
+        else:
+            save(store, claim, step, world_size=1)
+            model.committed.add((step, claim.generation))
+        assert steps(read_line(store)) == model.line()
 
 
 def test_commit_of_a_missing_rank_says_which() -> None:

@@ -258,7 +258,8 @@ def test_any_grid_merges_and_any_missing_or_changed_cell_is_noticed(data: st.Dat
     lost = rng.choice(cells)
     receipts: list[Receipt] = [maker.receipt() for maker in makers]
     kept = [
-        msgspec.structs.replace(each, chunks=tuple(chunk for chunk in each.chunks if chunk.box != lost)) for each in receipts
+        msgspec.structs.replace(each, chunks=tuple(chunk for chunk in each.chunks if chunk.box != lost))
+        for each in receipts
     ]
     with pytest.raises(ConflictError) as caught:
         merge(kept, [bytes(16)] * world_size)

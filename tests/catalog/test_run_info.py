@@ -46,8 +46,9 @@ def test_a_foreign_directory_is_named_and_left_alone(tmp_path: Path, name: str, 
     with pytest.raises(UsageError) as caught:
         open_run(LocalStore(tmp_path), create=create, clock=SYSTEM_CLOCK)
     assert caught.value.kind is ErrorKind.NOT_A_RUN
-    assert name.split("/")[0] in str(caught.value)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [name.split("/")[0]]
+    shown = name.partition("/")[0]
+    assert shown in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == [shown]
 
 
 def test_traces_of_a_probe_that_was_killed_do_not_make_a_place_foreign() -> None:
@@ -67,10 +68,11 @@ def test_a_run_whose_own_document_is_damaged_is_never_taken_for_an_empty_place(d
         store.delete("run.json")
     else:
         store.put("run.json", [content if damage == "flip" else b""])
-    with pytest.raises(CorruptError, match="run.json"):
+    with pytest.raises(CorruptError, match=r"run\.json"):
         open_run(store, create=create, clock=SYSTEM_CLOCK)
 
 
+@pytest.mark.field_report("BR-202")
 def test_a_newer_format_is_refused_by_name() -> None:
     store = MemoryStore()
     store.put("run.json", [seal_json({"format": 9, "kind": "run", "run_id": "a", "created": "b", "new": 1})])

@@ -29,10 +29,6 @@ def verified(store: MemoryStore, *, deep: bool = True) -> Verification:
     return verify(store, line.commits, deep=deep, line=line)
 
 
-def restored(store: MemoryStore, key: str, content: bytes) -> None:
-    store.put(key, [content])
-
-
 def test_a_sound_run_is_sound_and_all_its_objects_are_looked_at() -> None:
     store = a_run()
     found = verified(store)

@@ -64,7 +64,7 @@ def main() -> None:
             for key, value in optimizer.state[parameter].items():
                 arrays[f"{name}.{key}"] = full(value)
         if run.rank == 0:
-            np.savez(folder / f"final-{life}.npz", **arrays)
+            np.savez(folder / f"final-{life}.npz", allow_pickle=False, **arrays)
         dist.barrier()
 
     train()

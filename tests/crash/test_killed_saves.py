@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from resilient.cli.main import main as cli
 
 import resilient
+from resilient.cli.main import main as cli
 from resilient.store.open import open_store
 from tests.crash.stalling import MOMENTS, Stall, StallingStore, stall
 from tests.figures import Figures
@@ -71,6 +71,8 @@ def newest_reported(reports: Path) -> int:
     return max((int(line) for line in reports.read_text().split()), default=0) if reports.exists() else 0
 
 
+@pytest.mark.proof
+@pytest.mark.timeout(1500)
 def test_whole_or_not_at_all_whenever_all_ranks_are_killed(
     tmp_path: Path, count: Callable[[int, int], int], figures: Callable[[str, str], Figures]
 ) -> None:
@@ -82,7 +84,7 @@ def test_whole_or_not_at_all_whenever_all_ranks_are_killed(
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    for number in range(count(len(PHASES), 60)):
+    for number in range(len(rounds), count(len(PHASES), 60)):
         phase = PHASES[number % len(PHASES)]
         plan = Stall(moment=phase, number=rng.randint(1, 3), signal=tmp_path / f"stalled-{number}")
         # Only the committer writes manifest and COMMIT; the others take over seconds later.
@@ -109,7 +111,7 @@ def _check(run: Path, reported: int) -> int:
     if reported == 0 and not (run / "run.json").exists():
         return 0
     listed = json.loads(CliRunner().invoke(cli, ["ls", str(run), "--json"]).stdout)
-    steps = [each["step"] for each in listed.get("checkpoints", [])]
+    steps: list[int] = [each["step"] for each in listed.get("checkpoints", [])]
     assert max(steps, default=0) >= reported, f"step {reported} was reported committed; listed are {steps}"
     if not steps:
         return 0

@@ -112,9 +112,20 @@ def check_state(whole: Path, folder: Path, kills: int, *, exact: bool) -> None:
             np.testing.assert_allclose(got[name], wanted[name], rtol=0, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(1800)
 def test_a_killed_run_ends_as_if_it_had_not_been_on_any_number_of_ranks(
     tmp_path: Path, count: Callable[[int, int], int], figures: Callable[[str, str], Figures]
 ) -> None:
     rounds = figures("survival-local", "FSDP2 on 4 ranks, one rank killed, restarted on 1 to 4 ranks, local disk")
-    survive(str(tmp_path / "run"), tmp_path, count(3, 20), rounds)
+    survive(str(tmp_path / "run"), tmp_path, count(2, 20), rounds)
+
+
+@pytest.mark.proof
+@pytest.mark.s3
+@pytest.mark.timeout(1800)
+def test_a_killed_run_on_s3_ends_as_if_it_had_not_been(
+    s3_url: str, tmp_path: Path, count: Callable[[int, int], int], figures: Callable[[str, str], Figures]
+) -> None:
+    rounds = figures("survival-s3", "The same on a real S3 server with credentials")
+    survive(s3_url, tmp_path, count(1, 20), rounds)

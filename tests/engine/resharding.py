@@ -15,9 +15,13 @@ Layout: TypeAlias = tuple[int | None, ...]
 """For each mesh dimension: the tensor dimension that it shards, or None for a replica."""
 
 
+Mesh: TypeAlias = tuple[int, ...]
+"""The shape of a device mesh."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One tensor of the tree: ``plain`` ones are not DTensors; others are laid out so on the mesh that saves or loads."""
+    """One tensor of the tree: ``plain`` ones are no DTensors, others lie so on the mesh that saves or loads."""
 
     name: str
     dtype: str

@@ -26,6 +26,7 @@ def test_all_hear_what_each_rank_said() -> None:
     assert on_ranks(3, lambda peers: peers.gather("t", bytes([peers.rank]), 5)) == [[b"\0", b"\1", b"\2"]] * 3
 
 
+@pytest.mark.field_report("BR-057")
 def test_a_silent_rank_is_named_on_all_others() -> None:
     def work(peers: Peers) -> object:
         return None if peers.rank == 1 else peers.gather("t", b"", 0.2)

@@ -61,10 +61,10 @@ def test_replicated_bytes_are_written_once_and_shared_out(store: MemoryStore) ->
 
 def test_what_is_saved_is_the_state_at_the_boundary(store: MemoryStore) -> None:
     (rank,) = make_ranks(store, 1)
-    live = state(1.0)
-    (handle,) = save_all([rank], 1, [{"s": live}])
-    live["big"].add_(1)  # type: ignore[union-attr]  # right after the boundary, before anything is written
-    live["values"]["lr"] = 5.0  # type: ignore[index]
+    big, values = torch.full((5000,), 1.0), {"lr": 1.0}
+    (handle,) = save_all([rank], 1, [{"s": {"big": big, "small": torch.zeros(3), "values": values}}])
+    big.add_(1)  # right after the boundary, before anything is written
+    values["lr"] = 5.0
     handle.wait(30)
     back = loaded(store, 1, state(0.0))
     assert torch.equal(back["big"], torch.full((5000,), 1.0))  # type: ignore[arg-type]
@@ -98,6 +98,7 @@ def test_different_values_under_one_name_are_refused_by_name_and_the_next_save_w
     assert [commit.step for commit in read_line(store).commits] == [2]
 
 
+@pytest.mark.field_report("BR-056")
 def test_a_rank_that_does_not_save_is_named(store: MemoryStore) -> None:
     ranks = make_ranks(store, 3, SaveSettings(commit_timeout_s=1.0, agree_timeout_s=0.5))
     handles = save_all(ranks[:2], 1, [{"s": {"w": torch.zeros(1)}}] * 2)
@@ -106,6 +107,7 @@ def test_a_rank_that_does_not_save_is_named(store: MemoryStore) -> None:
     assert read_line(store).commits == ()
 
 
+@pytest.mark.field_report("BR-009")
 def test_the_death_of_rank_0_after_its_receipt_does_not_prevent_the_commit(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ def test_claims_lead_back_to_their_generation(generation: int) -> None:
 
 def test_foreign_keys_belong_to_nothing() -> None:
     for key in ("", "steps/1/x", "data/zz/g", "generations/x.json", "steps/000000000001/g00000001-short/COMMIT"):
-        assert layout.parse_attempt(key) is layout.parse_data(key) is layout.parse_claim(key) is None
+        assert (layout.parse_attempt(key), layout.parse_data(key), layout.parse_claim(key)) == (None, None, None)
 
 
 def test_data_of_many_ranks_spreads_over_prefixes() -> None:

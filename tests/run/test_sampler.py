@@ -49,6 +49,7 @@ ORDERS = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None)
 @given(ORDERS, st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12)), min_size=1, max_size=6))
+@pytest.mark.field_report("BR-111", "BR-121", "BR-127")
 def test_every_sample_exactly_once_in_the_same_order_across_restarts_and_sizes(
     order: dict[str, Any], lives: list[tuple[int, int]]
 ) -> None:
@@ -94,6 +95,7 @@ class Numbers(Dataset[int]):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.field_report("BR-114")
 def test_batches_that_a_loader_drew_ahead_do_not_count(workers: int) -> None:
     sampler = ElasticSampler(30, global_batch=4, seed=0, rank=0, world_size=1)
     expected = list(sampler)
@@ -105,6 +107,7 @@ def test_batches_that_a_loader_drew_ahead_do_not_count(workers: int) -> None:
     assert [batch.tolist() for batch in loader] == expected[3:]
 
 
+@pytest.mark.field_report("BR-113")
 def test_an_epoch_that_is_over_is_the_start_of_the_next() -> None:
     sampler = ElasticSampler(8, global_batch=4, seed=0, rank=0, world_size=1)
     first = list(sampler)

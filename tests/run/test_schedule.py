@@ -137,6 +137,7 @@ def test_a_timed_save_comes_within_two_horizons(step_s: float) -> None:
 
 
 @pytest.mark.parametrize("policy", [SaveWhen(steps=2), SaveWhen(seconds=1)], ids=repr)
+@pytest.mark.field_report("BR-057")
 def test_a_silent_rank_0_costs_one_bounded_wait_and_is_named(policy: SaveWhen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_module, "_NEWS_TIMEOUT_S", 0.2)
     job = Job(policy, 2, silent=True)
@@ -150,6 +151,7 @@ def test_a_silent_rank_0_costs_one_bounded_wait_and_is_named(policy: SaveWhen, m
 
 
 @pytest.mark.parametrize("policy", [SaveWhen(steps=2), SaveWhen(seconds=1)], ids=repr)
+@pytest.mark.field_report("BR-057")
 def test_a_key_value_store_that_is_gone_hurts_no_step(policy: SaveWhen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_module, "_NEWS_TIMEOUT_S", 0.2)
     job = Job(policy, 2)

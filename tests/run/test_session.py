@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, Dataset
 
 import resilient
 from resilient.errors import ConflictError, ErrorKind, NotFoundError, StoreError, UsageError
-from resilient.format.digest import BytesLike
 from resilient.run.sampler import ElasticSampler
 from resilient.run.session import Restored, Run
 from resilient.store.memory import MemoryStore
@@ -22,7 +21,7 @@ from resilient.store.memory import MemoryStore
 LENGTH, BATCH = 40, 8  # five steps make an epoch
 
 
-class Stop(Exception):
+class Stop(Exception):  # noqa: N818 -- it is no error
     """What ends a run in the middle, as a failure would."""
 
 
@@ -105,6 +104,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Training:
 
 
 @pytest.mark.parametrize("step", [0, 1, 4, 5, 6, 10, 11])
+@pytest.mark.field_report("BR-126", "BR-127", "BR-129")
 def test_a_resume_is_bitwise_the_uninterrupted_run(step: int, whole: Training, tmp_path: Path) -> None:
     with pytest.raises(Stop):
         Training(tmp_path)(during=stop_at(step))
@@ -140,6 +140,7 @@ def test_a_pass_without_total_ends_with_the_epoch_also_after_a_resume(tmp_path: 
 
 @pytest.mark.parametrize("every", [1, 3, 5, 1000])
 @pytest.mark.parametrize("total", [None, 5])
+@pytest.mark.field_report("BR-225")
 def test_a_rerun_of_a_finished_run_says_so_and_does_nothing(
     total: int | None, every: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,6 +201,7 @@ def loop(
     main()
 
 
+@pytest.mark.field_report("BR-126")
 def test_a_save_within_a_step_is_refused_with_the_reason(tmp_path: Path) -> None:
     def body(run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sampler: ElasticSampler) -> None:
         for _ in run.steps(sampler, total=2):
@@ -265,6 +267,7 @@ def test_data_that_is_empty_twice_is_an_error_instead_of_a_loop_without_end(tmp_
     loop(tmp_path, body)
 
 
+@pytest.mark.field_report("BR-115")
 def test_data_without_a_position_begins_anew_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "resilient")
     seen: list[int] = []
@@ -309,6 +312,7 @@ def test_what_cannot_be_saved_is_named_at_track(tmp_path: Path) -> None:
         main()
 
 
+@pytest.mark.field_report("BR-002")
 def test_items_that_differ_from_the_checkpoint_are_all_named(tmp_path: Path) -> None:
     def main(**items: object) -> None:
         @resilient.train(tmp_path)
@@ -403,6 +407,22 @@ def test_too_many_failed_saves_in_a_row_end_the_run_loudly() -> None:
     assert training.step < 12
 
 
+def test_a_state_that_cannot_be_saved_for_a_while_fails_saves_and_no_step(tmp_path: Path) -> None:
+    state: dict[str, object] = {"w": torch.zeros(1), "hook": None}
+
+    @resilient.train(tmp_path, every=1000)
+    def main(run: Run) -> None:
+        run.track(state=state)
+        for _ in run.steps(range(6), total=6):
+            state["hook"] = (lambda: 0) if run.step in (2, 3) else None
+            error = run.save().committed.exception(30)
+            assert (error is not None) == (run.step in (2, 3))
+            assert error is None or "hook" in str(error)
+
+    main()
+    assert [found.step for found in resilient.checkpoints(tmp_path)] == [6, 5, 4]
+
+
 def test_an_end_that_could_not_be_saved_is_exit_code_3() -> None:
     store = Failing()
     training = Training(store, every=1000)
@@ -441,7 +461,7 @@ def test_an_error_in_a_section_names_it(tmp_path: Path) -> None:
 def test_settings_are_checked_at_decoration() -> None:
     for wrong in ({"every": "often"}, {"evry": 3}, {"resume": "maybe"}, {"every": 0}):
         with pytest.raises(UsageError):
-            resilient.train("memory://never", **wrong)  # type: ignore[arg-type]  # that is the point
+            resilient.train("memory://never", **wrong)
 
 
 def test_arguments_and_the_result_pass_through(tmp_path: Path) -> None:

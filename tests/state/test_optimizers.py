@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.optim import SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, LBFGS, Optimizer
+from torch.optim import LBFGS, SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, Optimizer
 
 from resilient.errors import ErrorKind, UsageError
 from resilient.state.capture import capture
@@ -28,11 +28,11 @@ def train(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
     for seed in range(steps):
         data = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed)).to(next(model.parameters()).dtype)
 
-        def closure(data: torch.Tensor = data) -> torch.Tensor:
+        def closure(data: torch.Tensor = data) -> float:
             optimizer.zero_grad()
-            loss = model(data).square().mean()
-            loss.backward()
-            return loss
+            loss: torch.Tensor = model(data).square().mean()
+            torch.autograd.backward(loss)
+            return float(loss.item())
 
         optimizer.step(closure)
 
@@ -48,7 +48,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd momentum": lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
     "adagrad": lambda model: Adagrad(model.parameters(), lr=0.1),
     "adadelta": lambda model: Adadelta(model.parameters()),
-    "adafactor": lambda model: Adafactor(model.parameters(), lr=0.1),  # state of other shapes than the parameter: BR-095
+    "adafactor": lambda model: Adafactor(model.parameters(), lr=0.1),  # state of other shapes than the parameter
     "lbfgs": lambda model: LBFGS(model.parameters(), lr=0.1),  # lists of tensors, and all under one parameter
 }
 
@@ -56,7 +56,8 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fresh", [True, False])
-def test_training_goes_on_as_if_uninterrupted(kind: str, dtype: torch.dtype, fresh: bool) -> None:  # BR-063
+@pytest.mark.field_report("BR-063", "BR-095")
+def test_training_goes_on_as_if_uninterrupted(kind: str, dtype: torch.dtype, fresh: bool) -> None:
     model = net(0, dtype=dtype)
     optimizer = OPTIMIZERS[kind](model)
     train(model, optimizer, 3)
@@ -86,7 +87,8 @@ def grouped(model: nn.Sequential, order: list[int], **later: Any) -> Optimizer:
     return AdamW([copy.copy(groups[index]) for index in order], lr=1.0)
 
 
-def test_every_key_of_every_group_is_restored_an_empty_one_too() -> None:  # BR-070
+@pytest.mark.field_report("BR-070")
+def test_every_key_of_every_group_is_restored_an_empty_one_too() -> None:
     model = net(0)
     optimizer = grouped(model, [0, 1, 2, 3])
     train(model, optimizer, 1)
@@ -114,6 +116,14 @@ def test_groups_and_parameters_in_another_order_are_matched_by_name() -> None:
         assert same(again.state[theirs], optimizer.state[mine])
 
 
+def test_names_that_torch_keeps_beside_the_parameters_stay_beside_them() -> None:
+    model, other = net(0), net(1)
+    saved = save({"model": model, "optimizer": Adam(model.named_parameters())})
+    again = Adam(list(other.named_parameters())[::-1])
+    load(saved, {"model": other, "optimizer": again})
+    assert again.param_groups[0]["param_names"] == [name for name, _ in other.named_parameters()][::-1]
+
+
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 3), max_size=8), st.permutations(range(4)))
 def test_groups_continue_the_ones_that_their_parameters_were_in(homes: list[int], order: list[int]) -> None:
@@ -134,9 +144,17 @@ def test_a_group_of_parameters_from_several_groups_is_a_mismatch() -> None:
 
 @pytest.mark.parametrize(
     "step",
-    [7, 7.5, torch.tensor(7.0), torch.tensor([7.0]), torch.tensor(7, dtype=torch.int32), torch.tensor(2.0**24 + 1).double() + 1],
+    [
+        7,
+        7.5,
+        torch.tensor(7.0),
+        torch.tensor([7.0]),
+        torch.tensor(7, dtype=torch.int32),
+        torch.tensor(2.0**24 + 1).double() + 1,
+    ],
 )
-def test_step_is_restored_where_it_was_with_type_and_value(step: Any) -> None:  # BR-065, BR-098, BR-101
+@pytest.mark.field_report("BR-065", "BR-098", "BR-101")
+def test_step_is_restored_where_it_was_with_type_and_value(step: Any) -> None:
     def make(value: Any) -> tuple[nn.Module, Optimizer]:
         model = nn.Linear(1, 1)
         optimizer = SGD(model.parameters(), lr=0.1)
@@ -157,7 +175,8 @@ def test_step_is_restored_where_it_was_with_type_and_value(step: Any) -> None:  
 
 
 @pytest.mark.parametrize("flag", ["fused", "capturable", None])
-def test_step_goes_to_the_device_that_the_optimizer_needs(flag: str | None) -> None:  # BR-097
+@pytest.mark.field_report("BR-097")
+def test_step_goes_to_the_device_that_the_optimizer_needs(flag: str | None) -> None:
     model = net(0)
     optimizer = Adam(model.parameters(), fused=flag == "fused")
     train(model, optimizer, 1)
@@ -174,7 +193,9 @@ def test_step_goes_to_the_device_that_the_optimizer_needs(flag: str | None) -> N
 def test_a_capturable_learning_rate_is_filled_in_place() -> None:
     def make(lr: float) -> tuple[nn.Module, Optimizer]:
         model = nn.Linear(1, 1)
-        return model, Adam(model.parameters(), lr=torch.tensor(lr), betas=(torch.tensor(0.8), torch.tensor(0.9)), foreach=False)
+        return model, Adam(
+            model.parameters(), lr=torch.tensor(lr), betas=(torch.tensor(0.8), torch.tensor(0.9)), foreach=False
+        )
 
     model, optimizer = make(0.25)
     other, again = make(0.5)
@@ -188,7 +209,8 @@ def test_a_capturable_learning_rate_is_filled_in_place() -> None:
 
 
 @pytest.mark.parametrize("in_optimizer", [True, False])
-def test_frozen_then_and_not_now_or_the_reverse_is_matched_by_name_and_reported(in_optimizer: bool) -> None:  # BR-068
+@pytest.mark.field_report("BR-068")
+def test_frozen_then_and_not_now_or_the_reverse_is_matched_by_name_and_reported(in_optimizer: bool) -> None:
     def make(seed: int, frozen: int) -> tuple[nn.Sequential, Optimizer]:
         model = net(seed)
         model[frozen].requires_grad_(False)
@@ -201,17 +223,20 @@ def test_frozen_then_and_not_now_or_the_reverse_is_matched_by_name_and_reported(
     other, again = make(1, frozen=2)
     notices = load(save({"model": model, "optimizer": optimizer}), {"model": other, "optimizer": again})
     assert same(dict(other.state_dict()), dict(model.state_dict()))
-    assert same(again.state[other[1].weight], optimizer.state[model[1].weight])
-    assert other[0].weight not in again.state, "a newly trained parameter kept the state of another life"
+    assert same(again.state[other.get_parameter("1.weight")], optimizer.state[model.get_parameter("1.weight")])
+    assert other.get_parameter("0.weight") not in again.state, (
+        "a newly trained parameter kept the state of another life"
+    )
     assert any("model.0.weight" in line for line in notices)
     if in_optimizer:
-        assert same(again.state[other[2].weight], optimizer.state[model[2].weight])
+        assert same(again.state[other.get_parameter("2.weight")], optimizer.state[model.get_parameter("2.weight")])
     else:
         assert any("model.2.weight is frozen now" in line for line in notices)
     train(other, again, 1)
 
 
-def test_a_parameter_that_is_trained_but_not_optimized_any_more_is_a_mismatch() -> None:  # BR-081
+@pytest.mark.field_report("BR-081")
+def test_a_parameter_that_is_trained_but_not_optimized_any_more_is_a_mismatch() -> None:
     model = net(0)
     optimizer = Adam(model.parameters())
     train(model, optimizer, 1)
@@ -228,15 +253,15 @@ def test_a_parameter_that_is_trained_but_not_optimized_any_more_is_a_mismatch() 
     assert not again.state
     notices = load(saved, {"model": larger, "optimizer": again}, strict=False)
     assert sum("model.3" in line for line in notices) == 4
-    assert same(again.state[larger[2].bias], optimizer.state[model[2].bias])
+    assert same(again.state[larger.get_parameter("2.bias")], optimizer.state[model.get_parameter("2.bias")])
 
 
 def test_state_of_another_dtype_or_shape_is_never_cast() -> None:
     model = net(0)
     optimizer = Adam(model.parameters())
     train(model, optimizer, 1)
-    optimizer.state[model[0].weight]["exp_avg"] = torch.ones(4, 3, dtype=torch.float64)
-    optimizer.state[model[0].bias]["exp_avg"] = torch.ones(2)
+    optimizer.state[model.get_parameter("0.weight")]["exp_avg"] = torch.ones(4, 3, dtype=torch.float64)
+    optimizer.state[model.get_parameter("0.bias")]["exp_avg"] = torch.ones(2)
     other = net(1)
     again = Adam(other.parameters())
     train(other, again, 1)
@@ -264,8 +289,8 @@ def test_two_modules_with_equal_names_and_one_optimizer() -> None:
     first, second = net(2), net(3)
     again = Adam([*first.parameters(), *second.parameters()])
     load(saved, {"one": first, "two": second, "optimizer": again})
-    assert same(again.state[second[0].weight], optimizer.state[two[0].weight])
-    assert same(again.state[first[0].weight], optimizer.state[one[0].weight])
+    assert same(again.state[second.get_parameter("0.weight")], optimizer.state[two.get_parameter("0.weight")])
+    assert same(again.state[first.get_parameter("0.weight")], optimizer.state[one.get_parameter("0.weight")])
 
 
 def test_tied_parameters_keep_their_state_whichever_name_comes_first() -> None:
@@ -280,7 +305,7 @@ def test_tied_parameters_keep_their_state_whichever_name_comes_first() -> None:
         model = Tied(order)
         optimizer = Adam(model.parameters())
         for _ in range(steps):
-            next(model.parameters()).sum().backward()
+            torch.autograd.backward(next(model.parameters()).sum())
             optimizer.step()
         return model, optimizer
 

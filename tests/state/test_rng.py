@@ -59,7 +59,8 @@ def test_every_rank_goes_on_with_its_own_numbers() -> None:
     assert restored(saved, 1, 2) == following[1], "fewer ranks: those that are left keep theirs"
 
 
-def test_new_ranks_get_numbers_of_their_own_the_same_at_every_restart() -> None:  # BR-108, BR-109
+@pytest.mark.field_report("BR-108", "BR-109")
+def test_new_ranks_get_numbers_of_their_own_the_same_at_every_restart() -> None:
     saved, following = saved_by(2)
     first = [restored(saved, rank, 4) for rank in range(4)]
     assert [restored(saved, rank, 4) for rank in range(4)] == first
@@ -70,7 +71,8 @@ def test_new_ranks_get_numbers_of_their_own_the_same_at_every_restart() -> None:
     assert restored(later, 3, 4) != first[3]
 
 
-def test_random_state_is_set_last() -> None:  # BR-129
+@pytest.mark.field_report("BR-129")
+def test_random_state_is_set_last() -> None:
     class Drawing:
         def state_dict(self) -> dict[str, int]:
             return {"n": 1}

@@ -98,9 +98,7 @@ def _check(tensor: DTensor, full: torch.Tensor) -> tuple[Any, ...]:
     return tuple(box for box, _ in placed.parts), placed.holders
 
 
-def distributed(
-    shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[Placement]
-) -> tuple[Any, ...]:
+def distributed(shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[Placement]) -> tuple[Any, ...]:
     full = torch.arange(float(torch.Size(shape).numel())).reshape(tuple(shape))
     return _check(distribute_tensor(full, init_device_mesh("cpu", tuple(mesh_shape)), placements), full)
 

@@ -35,7 +35,8 @@ SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:.*epoch parameter.*:UserWarning")
 @pytest.mark.parametrize("kind", SCHEDULERS)
-def test_the_learning_rates_are_those_of_the_uninterrupted_run(kind: str) -> None:  # BR-085
+@pytest.mark.field_report("BR-085")
+def test_the_learning_rates_are_those_of_the_uninterrupted_run(kind: str) -> None:
     def make() -> tuple[nn.Module, Optimizer, Any]:
         model = nn.Linear(1, 1)
         optimizer = SGD(model.parameters(), lr=0.5)
@@ -61,11 +62,12 @@ def scaler(**settings: Any) -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", **settings)
 
 
-def test_scale_and_growth_tracker_are_restored() -> None:  # BR-084
+@pytest.mark.field_report("BR-084")
+def test_scale_and_growth_tracker_are_restored() -> None:
     mine = scaler(init_scale=256.0)
     weight = nn.Parameter(torch.ones(1))
     optimizer = SGD([weight], lr=0.1)
-    mine.scale(weight.sum()).backward()
+    torch.autograd.backward(mine.scale(weight.sum()))
     mine.step(optimizer)
     mine.update()
     saved = save({"scaler": mine})

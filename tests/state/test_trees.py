@@ -42,8 +42,9 @@ def emptied(node: Any) -> Any:
     return tuple(map(emptied, node)) if isinstance(node, tuple) else "another value"
 
 
-@pytest.mark.parametrize("name", [name for name in ITEMSIZE if name != "float4_e2m1fn_x2"])
-def test_every_dtype_comes_back_bit_equal(name: str) -> None:  # BR-090, BR-091, BR-093
+@pytest.mark.parametrize("name", ITEMSIZE)
+@pytest.mark.field_report("BR-090", "BR-091", "BR-093")
+def test_every_dtype_comes_back_bit_equal(name: str) -> None:
     raw = torch.randint(0, 2 if name == "bool" else 256, (3 * 5 * ITEMSIZE[name],), dtype=torch.uint8)
     tensor = raw.view(dtype_of(name)).reshape(3, 5)
     state = {"whole": tensor, "scalar": tensor[1, 2], "empty": tensor[:0], "odd": tensor.T[1:4:2]}
@@ -59,14 +60,15 @@ VIEWS: dict[str, Callable[[], torch.Tensor]] = {
     "with an offset and steps": lambda: torch.arange(100.0).reshape(10, 10)[7:2:1, 1::3].flip(0)[::2],
     "conjugate": lambda: torch.randn(3, dtype=torch.complex64).conj(),
     "negative": lambda: torch.randn(3, dtype=torch.complex64).conj().imag,
-    "with a gradient": lambda: (nn.Parameter(torch.randn(3)) * 2),
+    "with a gradient": lambda: nn.Parameter(torch.randn(3)) * 2,
     "scalar": lambda: torch.tensor(3.5, dtype=torch.float64),
     "signalling nan": lambda: torch.tensor([0x7F800001, -0x7FFFFF], dtype=torch.int32).view(torch.float32),
 }
 
 
 @pytest.mark.parametrize("kind", VIEWS)
-def test_values_and_shape_of_any_view_are_kept(kind: str) -> None:  # BR-106
+@pytest.mark.field_report("BR-106")
+def test_values_and_shape_of_any_view_are_kept(kind: str) -> None:
     source = VIEWS[kind]()
     saved = save({"state": {"x": source}})
     for into in (torch.zeros_like(source, memory_format=torch.contiguous_format), VIEWS[kind]().detach()):
@@ -76,7 +78,8 @@ def test_values_and_shape_of_any_view_are_kept(kind: str) -> None:  # BR-106
         assert state["x"] is into, "the destination was replaced, not filled"
 
 
-def test_only_the_elements_of_a_view_are_stored() -> None:  # BR-105
+@pytest.mark.field_report("BR-105")
+def test_only_the_elements_of_a_view_are_stored() -> None:
     big = torch.randn(1000, 100)
     state = {"row": big[3], "left": big[:5, :60], "right": big[:5, 40:]}
     saved = save({"state": state})
@@ -89,7 +92,8 @@ def test_only_the_elements_of_a_view_are_stored() -> None:  # BR-105
     assert not other[5:].any()
 
 
-def test_values_are_returned_to_the_callers_structure() -> None:  # BR-102
+@pytest.mark.field_report("BR-102")
+def test_values_are_returned_to_the_callers_structure() -> None:
     state = {
         "epoch": 3,
         "values": {"lr": 0.1, "big": 2**80, "nan": float("nan"), "none": None, "t": (1, "x", b"y"), 7: {1, 2}},
@@ -107,11 +111,11 @@ def test_values_are_returned_to_the_callers_structure() -> None:  # BR-102
 
 
 def test_what_is_captured_is_the_value_of_that_moment() -> None:
-    state = {"list": [1, 2], "x": torch.zeros(2)}
-    captured = capture({"state": state}, rank=0, world_size=1)
-    state["list"].append(3)  # type: ignore[union-attr]
+    numbers, tensor = [1, 2], torch.zeros(2)
+    captured = capture({"state": {"list": numbers, "x": tensor}}, rank=0, world_size=1)
+    numbers.append(3)
     assert captured.values[0].value == [1, 2]
-    assert captured.tensors[0].local.data_ptr() == state["x"].data_ptr()  # type: ignore[union-attr] # live, not copied
+    assert captured.tensors[0].local.data_ptr() == tensor.data_ptr(), "the live tensor was copied"
 
 
 TREES = st.recursive(
@@ -131,9 +135,22 @@ def test_a_structure_is_rebuilt_from_its_leaves_alone(tree: dict[str, Any]) -> N
     assert same(build((leaf.path, leaf.content) for leaf in leaves(tree)), tree)
 
 
+@pytest.mark.field_report("BR-217")
 def test_all_mismatches_are_in_one_error_and_nothing_was_touched() -> None:
-    state = {"same": torch.ones(2), "wide": torch.ones(4), "kind": torch.ones(1), "only_saved": [torch.ones(1), 5], "v": 1}
-    into = {"same": torch.zeros(2), "wide": torch.zeros(5), "kind": 3, "only_wanted": torch.zeros(1), "v": torch.ones(1)}
+    state = {
+        "same": torch.ones(2),
+        "wide": torch.ones(4),
+        "kind": torch.ones(1),
+        "only_saved": [torch.ones(1), 5],
+        "v": 1,
+    }
+    into = {
+        "same": torch.zeros(2),
+        "wide": torch.zeros(5),
+        "kind": 3,
+        "only_wanted": torch.zeros(1),
+        "v": torch.ones(1),
+    }
     before = copy.deepcopy(into)
     with pytest.raises(UsageError) as caught:
         load(save({"m": state}), {"m": into, "absent": {"x": 1}})
@@ -151,7 +168,8 @@ def test_all_mismatches_are_in_one_error_and_nothing_was_touched() -> None:
     assert same(into, before)
 
 
-def test_not_strict_loads_what_both_have_and_says_what_not() -> None:  # BR-071
+@pytest.mark.field_report("BR-071", "BR-217")
+def test_not_strict_loads_what_both_have_and_says_what_not() -> None:
     into = {"a": torch.zeros(2), "fresh": torch.zeros(1), "n": 0}
     notices = load(save({"m": {"a": torch.ones(2), "old": torch.ones(1), "n": 5}}), {"m": into}, strict=False)
     assert torch.equal(into["a"], torch.ones(2))  # type: ignore[arg-type]
@@ -163,7 +181,8 @@ def test_not_strict_loads_what_both_have_and_says_what_not() -> None:  # BR-071
         load(save({"m": {"a": torch.ones(3)}}), {"m": {"a": torch.zeros(2)}}, strict=False)
 
 
-def test_a_load_that_restored_no_tensor_is_an_error() -> None:  # BR-063
+@pytest.mark.field_report("BR-063")
+def test_a_load_that_restored_no_tensor_is_an_error() -> None:
     with pytest.raises(UsageError, match="not one tensor"):
         load(save({"m": {"a": torch.ones(2)}}), {"m": {"b": torch.zeros(2)}}, strict=False)
     with pytest.raises(UsageError, match="nothing was asked"):
@@ -171,7 +190,8 @@ def test_a_load_that_restored_no_tensor_is_an_error() -> None:  # BR-063
 
 
 @pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float16, torch.int32, torch.complex64])
-def test_nothing_is_cast_silently(wanted: torch.dtype) -> None:  # BR-087
+@pytest.mark.field_report("BR-087")
+def test_nothing_is_cast_silently(wanted: torch.dtype) -> None:
     into = torch.zeros(2, dtype=wanted)
     with pytest.raises(UsageError, match=r"m\.a: saved as float32, wanted as"):
         load(save({"m": {"a": torch.ones(2)}}), {"m": {"a": into}})
@@ -199,7 +219,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_saved_is_refused_by_path_and_type(kind: str) -> None:  # BR-089, BR-104
+@pytest.mark.field_report("BR-089", "BR-104")
+def test_what_cannot_be_saved_is_refused_by_path_and_type(kind: str) -> None:
     make, word = REFUSED[kind]
     with pytest.raises(UsageError) as caught:
         capture({"m": {"deep": [1, {"hook": make()}]}}, rank=0, world_size=1)

@@ -26,7 +26,8 @@ def restore(saved: Saved, items: dict[str, Any], rank: int, ranks: int, *, stric
     return notices
 
 
-def test_state_per_rank_is_stored_per_rank() -> None:  # BR-073
+@pytest.mark.field_report("BR-073")
+def test_state_per_rank_is_stored_per_rank() -> None:
     counts = [1, 3, 40]
     saved = saved_by([{"own": PerRank({"list": [torch.full((n,), float(n))] * 2, "n": n})} for n in counts])
     assert {tensor.rank for tensor in saved.manifest.tensors} == {0, 1, 2}
@@ -51,7 +52,7 @@ def test_another_number_of_ranks_cannot_take_over_what_each_rank_had(ranks: int)
 def test_what_was_saved_per_rank_is_not_taken_for_common_state_or_the_reverse() -> None:
     for one, other in ((PerRank, dict), (dict, PerRank)):
         saved = saved_by([{"own": one({"x": torch.ones(1)})} for _ in range(2)])
-        with pytest.raises(UsageError, match="own: saved .*, wanted "):
+        with pytest.raises(UsageError, match=r"own: saved .*, wanted "):
             restore(saved, {"own": other({"x": torch.zeros(1)})}, 0, 2)
 
 
@@ -90,7 +91,11 @@ def test_declared_parts_are_resharded() -> None:
         ]
 
     saved = saved_by(parts(4, whole))
-    assert {leaf.name for leaf in saved.manifest.tensors} == {"expert", "common", *(f"only.{rank}" for rank in range(4))}
+    assert {leaf.name for leaf in saved.manifest.tensors} == {
+        "expert",
+        "common",
+        *(f"only.{rank}" for rank in range(4)),
+    }
     for ranks in (2, 4):
         got = parts(ranks, torch.full((8, 5), -1.0))
         for rank, items in enumerate(got):

@@ -54,7 +54,9 @@ class Saved:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    # Not contiguous(): a single element counts as contiguous whatever its stride, and then has no view as bytes.
+    dense = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    return dense.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def share(captured: Captured) -> Share:
@@ -92,7 +94,7 @@ def merge(shares: Sequence[Share], step: int = 1) -> Saved:
                 continue
             dtype = dtype_of(part.tensor.dtype)
             if place not in whole:
-                whole[place] = torch.zeros(part.tensor.shape, dtype=dtype)
+                whole[place] = torch.empty(part.tensor.shape, dtype=dtype)
                 held[place] = torch.zeros(part.tensor.shape, dtype=torch.bool)
             if not part.box.volume:
                 continue

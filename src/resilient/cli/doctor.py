@@ -12,7 +12,7 @@ from resilient.errors import StoreError
 from resilient.store.open import open_store
 
 
-@click.command()
+@click.command(epilog="Example: resilient doctor s3://bucket/runs")
 @click.argument("url")
 @json_option
 @click.pass_context

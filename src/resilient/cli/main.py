@@ -67,6 +67,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 @click.command(
+    "resilient",
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="RUN is a directory or a URL such as s3://bucket/run; RUN@STEP is one checkpoint of it. "

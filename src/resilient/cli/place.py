@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 
+import click
+
 from resilient.catalog.line import Line, read_line
 from resilient.catalog.once import exists
 from resilient.catalog.run_info import open_run
@@ -58,6 +60,13 @@ def nothing_committed(url: str) -> NotFoundError:
     )
 
 
+def open_until_done(url: str) -> Store:
+    """Return a store that is closed when the command ends."""
+    store = open_store(url)
+    click.get_current_context().call_on_close(store.close)
+    return store
+
+
 def parse(argument: str) -> tuple[str, int | None]:
     """Take ``RUN@STEP`` apart; what follows an ``@`` and is no number belongs to RUN."""
     found = _STEP.fullmatch(argument)
@@ -73,7 +82,7 @@ def open_place(argument: str, *, even_damaged: bool = False) -> Place:
         CorruptError: the run's own document is damaged, or newer than this version.
     """
     url, step = parse(argument)
-    store = open_store(url)
+    store = open_until_done(url)
     try:
         open_run(store, create=False, clock=SYSTEM_CLOCK)
     except (NotFoundError, UsageError) as error:
@@ -113,12 +122,12 @@ def _children(url: str, store: Store) -> Iterator[str]:
 
 
 def _itself(url: str) -> Iterator[str]:
-    if exists(open_store(url), layout.RUN):
+    if exists(open_until_done(url), layout.RUN):
         yield url
 
 
 def _siblings(parent: str, name: str) -> Iterator[str]:
-    store = open_store(parent or "/")
+    store = open_until_done(parent or "/")
     names = list(islice(store.folders(""), 20 * _CANDIDATES))
     for near in get_close_matches(name, names):
         if near != name and exists(store, f"{near}/{layout.RUN}"):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 import click
 
 from resilient.catalog.prune import Pruned
@@ -12,10 +9,9 @@ from resilient.catalog.prune import prune as prune_run
 from resilient.cli.place import nothing_committed, open_place
 from resilient.cli.render import json_option, note, say, say_json, size
 from resilient.clock import SYSTEM_CLOCK
+from resilient.config import parse_duration
 from resilient.errors import ErrorKind, UsageError
 from resilient.policy.keep import Keep
-
-_UNITS_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 @click.command(epilog="Example: resilient prune runs/gpt --keep-last 3 --keep-every 1000 --yes")
@@ -24,13 +20,11 @@ _UNITS_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
 @click.option("--keep-every", type=click.IntRange(min=1), help="Keep all steps that are a multiple of this, too.")
 @click.option(
     "--grace",
-    default="0s",
-    show_default=True,
-    help="How long whoever reads a checkpoint without leaving a mark has to finish, such as 90s or 10min.",
+    help="How long readers that may leave no mark have to finish, such as 90s. Default: none.",
 )
 @click.option("--yes", is_flag=True, help="Delete. Without it, only say what would be deleted.")
 @json_option
-def prune(run: str, *, keep_last: int, keep_every: int | None, grace: str, yes: bool, as_json: bool) -> None:
+def prune(run: str, *, keep_last: int, keep_every: int | None, grace: str | None, yes: bool, as_json: bool) -> None:
     """Delete the checkpoints of RUN that are neither among the newest nor kept otherwise, and what dead writers left.
 
     Never deletes the newest checkpoint, nor one that is pinned or being read. Deleted checkpoints stop counting at
@@ -85,10 +79,10 @@ def _steps(steps: list[int] | tuple[int, ...]) -> str:
     return f"{'step' if len(ordered) == 1 else 'steps'} {shown}{more}"
 
 
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", text.strip())
-    if found is None:
-        raise UsageError(
-            f"--grace {text!r} is not a duration", kind=ErrorKind.INVALID_ARGUMENT, hint="write 90s, 10min or 2h"
-        )
-    return float(found[1]) * _UNITS_S[found[2]]
+def _seconds(grace: str | None) -> float:
+    if grace is None:
+        return 0.0
+    try:
+        return parse_duration(grace)
+    except ValueError as error:
+        raise UsageError(f"--grace {grace!r} {error}", kind=ErrorKind.INVALID_ARGUMENT) from error

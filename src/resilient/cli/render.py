@@ -15,6 +15,7 @@ from resilient.errors import ResilientError
 F = TypeVar("F", bound=Callable[..., Any])
 Progress = Callable[[int, int], None]
 
+_COLORS: Final = {"warning": "yellow", "error": "red", "hint": "cyan"}
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -41,9 +42,15 @@ def say_json(document: object) -> None:
 
 
 def note(text: str, *, kind: str = "warning") -> None:
-    """Print a line that is not a result."""
-    color = {"warning": "yellow", "error": "red", "hint": "cyan"}[kind]
-    click.echo(f"{click.style(kind + ':', fg=color)} {text}", err=True)
+    """Print a line that is not a result; ``kind`` is ``warning``, ``error`` or ``hint``."""
+    if not sys.stderr.isatty():
+        click.echo(f"{kind}: {text}", err=True)
+        return
+    # rich and not click.style: it knows NO_COLOR, and what the terminal can do.
+    from rich.console import Console  # noqa: PLC0415 -- imported when wanted, as for tables
+    from rich.text import Text  # noqa: PLC0415 -- as above
+
+    Console(stderr=True).print(Text.assemble((f"{kind}:", _COLORS[kind]), " ", text), soft_wrap=True)
 
 
 def say_error(error: ResilientError, *, as_json: bool) -> None:

@@ -16,12 +16,11 @@ from resilient.catalog.commit import read_manifest
 from resilient.catalog.copy import copy
 from resilient.catalog.export import export_safetensors
 from resilient.catalog.marks import reading
-from resilient.cli.place import Place, open_place
+from resilient.cli.place import Place, open_place, open_until_done
 from resilient.cli.render import json_option, note, progress, say, say_json, size
 from resilient.clock import SYSTEM_CLOCK
 from resilient.errors import CorruptError, ErrorKind, UsageError
 from resilient.format.documents import Commit
-from resilient.store.open import open_store
 
 _EXPORT_TORCH: Final = "resilient.engine.export_torch"
 
@@ -95,7 +94,7 @@ def _restore_one(place: Place, commit: Commit, destination: str, form: str, item
         return
     with reading(place.store, commit), progress("restored") as watch:
         if form == "native":
-            target = open_store(destination)
+            target = open_until_done(destination)
             copy(place.store, commit, target, items=items, clock=SYSTEM_CLOCK, progress=watch)
         else:
             manifest = read_manifest(place.store, commit)
@@ -110,10 +109,12 @@ def _run_export_torch(place: Place, commit: Commit, destination: str, items: Seq
     command = [sys.executable, "-m", _EXPORT_TORCH, place.url, str(commit.step), str(partial), *(items or ())]
     try:
         with reading(place.store, commit):
-            done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 -- our own module
+            done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- our own module
         if done.returncode == CorruptError.exit_code:
-            raise CorruptError(f"step {commit.step} is damaged", kind=ErrorKind.BAD_DIGEST)
+            why = next((line for line in done.stderr.splitlines() if line.startswith("error: ")), "it is damaged")
+            raise CorruptError(why.removeprefix("error: "), kind=ErrorKind.BAD_DIGEST)
         if done.returncode:
+            click.echo(done.stderr.rstrip(), err=True)
             raise _ChildFailedError(max(1, done.returncode))
         partial.rename(folder)
     finally:

@@ -15,6 +15,7 @@ from resilient.catalog.generations import claim_generation, write_base
 from resilient.catalog.line import read_line
 from resilient.catalog.run_info import open_run
 from resilient.clock import SYSTEM_CLOCK
+from resilient.engine.at_exit import before_threads_end
 from resilient.engine.checkpoint import Checkpoint
 from resilient.engine.handle import SaveHandle
 from resilient.engine.peers import Peers
@@ -46,6 +47,15 @@ class _Session:
 _sessions: dict[str, _Session] = {}
 _continue_from: dict[str, Commit] = {}
 _lock = threading.Lock()
+
+
+def _drain_all() -> None:
+    """Give the saves that nobody waited for their time: a program may end right after its last save."""
+    for session in list(_sessions.values()):
+        session.saver.drain(SaveSettings().commit_timeout_s)
+
+
+before_threads_end(_drain_all)
 
 
 def save(

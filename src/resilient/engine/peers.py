@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import torch.distributed as dist
 
 from resilient import errors
 from resilient.clock import SYSTEM_CLOCK, Clock, Deadline
+from resilient.engine.meeting import KeyValues, meet
 from resilient.errors import ErrorKind, PeerError, ResilientError, StoreError
 
 _T = TypeVar("_T")
 
 _FIRST_POLL_S: Final = 0.001
 _LAST_POLL_S: Final = 0.05
-
-
-class KeyValues(Protocol):
-    """What is needed of a key-value store; ``torch.distributed.Store`` has it."""
-
-    def set(self, key: str, value: bytes) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def check(self, keys: list[str]) -> bool: ...
+_MEET_TIMEOUT_S: Final = 300.0
 
 
 class _OwnMemory:
@@ -55,10 +47,14 @@ class Peers:
     wait holds the client's lock and would stall the training thread's own look-ups.
     """
 
-    def __init__(self, rank: int, world_size: int, values: KeyValues, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, rank: int, world_size: int, values: KeyValues, *, life: str = "", clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """``life`` is what `meet` returned: it tells topics from those that earlier lives left in the same store."""
         self.rank = rank
         self.world_size = world_size
         self._values = values
+        self._life = life
         self._clock = clock
         self._numbers = itertools.count()
 
@@ -75,7 +71,9 @@ class Peers:
             return _current[0][1]
         # The group's own store, also when the program made the group in its own way. It has no public accessor.
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 -- see above
-        peers = cls(dist.get_rank(), dist.get_world_size(), _TorchValues(store))
+        rank, world_size, values = dist.get_rank(), dist.get_world_size(), TorchValues(store)
+        life = meet(values, rank, world_size, timeout_s=_MEET_TIMEOUT_S)
+        peers = cls(rank, world_size, values, life=life)
         _current[:] = [(group, peers)]
         return peers
 
@@ -83,20 +81,23 @@ class Peers:
         """Return a topic that was not used before, the same on all ranks that call this in the same order."""
         return f"{topic}/{next(self._numbers)}"
 
+    def _key(self, topic: str) -> str:
+        return f"resilient/{self._life}/{topic}"
+
     def publish(self, topic: str, value: bytes) -> None:
         """Say something to all ranks that ask for this topic."""
-        self._values.set(_key(topic), value)
+        self._values.set(self._key(topic), value)
 
     def fetch(self, topic: str, timeout_s: float) -> bytes | None:
         """Return what was published, or None if nothing is in time."""
         deadline = Deadline(self._clock, timeout_s)
         poll_s = _FIRST_POLL_S
-        while not self._values.check([_key(topic)]):
+        while not self._values.check([self._key(topic)]):
             if deadline.expired:
                 return None
             self._clock.sleep(min(poll_s, deadline.remaining_s))
             poll_s = min(2 * poll_s, _LAST_POLL_S)
-        return self._values.get(_key(topic))
+        return self._values.get(self._key(topic))
 
     def share(self, topic: str, make: Callable[[], bytes], timeout_s: float) -> bytes:
         """Return on all ranks what ``make`` returns on rank 0.
@@ -142,7 +143,7 @@ class Peers:
 _current: list[tuple[dist.ProcessGroup | None, Peers]] = []
 
 
-class _TorchValues:
+class TorchValues:
     """A torch store, with its errors turned into ours."""
 
     def __init__(self, store: dist.Store) -> None:
@@ -169,10 +170,6 @@ class _TorchValues:
 class _Answer(msgspec.Struct, array_like=True):
     value: bytes = b""
     error: tuple[str, str, str, str | None, int | None, bool] | None = None
-
-
-def _key(topic: str) -> str:
-    return f"resilient/{topic}"
 
 
 def pack_error(error: ResilientError) -> bytes:

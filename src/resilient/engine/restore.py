@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -10,13 +11,14 @@ import msgspec
 
 from resilient.catalog.commit import read_manifest
 from resilient.catalog.line import read_line
+from resilient.catalog.marks import reading
 from resilient.clock import SYSTEM_CLOCK, Clock
 from resilient.engine.peers import Peers, pack, pack_error, unpack
 from resilient.engine.read import fill
 from resilient.errors import CorruptError, ErrorKind, NotFoundError, PeerError, ResilientError
 from resilient.events import Bus, FellBack, Notice, Restored
 from resilient.format.documents import Commit, Manifest, decode_document, encode_document
-from resilient.state.prepare import Loading, prepare
+from resilient.state.prepare import Loading, mismatch, prepare, unexpected_line
 from resilient.store.base import Store
 
 Resume: TypeAlias = Literal["auto", "required", "never"]
@@ -43,6 +45,7 @@ def restore(
     peers: Peers,
     *,
     resume: Resume,
+    strict: bool = True,
     bus: Bus,
     timeout_s: float = 1800.0,
     clock: Clock = SYSTEM_CLOCK,
@@ -75,8 +78,8 @@ def restore(
     for commit in found.commits:
         started_s = clock.monotonic()
         try:
-            nbytes = _restore_one(store, items, peers, commit, bus, timeout_s)
-        except CorruptError as error:
+            nbytes = _restore_one(store, items, peers, commit, bus, timeout_s, strict=strict, whole=True)
+        except (CorruptError, NotFoundError) as error:
             reasons.append(f"step {commit.step}: {error}")
             bus.emit(FellBack(rank=peers.rank, step=commit.step, why=str(error)))
             continue
@@ -109,7 +112,7 @@ def load_into(
     timeout_s: float = 1800.0,
 ) -> int:
     """Fill the items from this very step, on all ranks or with an error on all; return the bytes read by this rank."""
-    return _restore_one(store, items, peers, commit, bus, timeout_s, strict=strict)
+    return _restore_one(store, items, peers, commit, bus, timeout_s, strict=strict, whole=False)
 
 
 def _candidates(store: Store, peers: Peers, timeout_s: float) -> _Candidates:
@@ -133,40 +136,50 @@ def _restore_one(
     bus: Bus,
     timeout_s: float,
     *,
-    strict: bool = True,
+    strict: bool,
+    whole: bool,
 ) -> int:
-    """Fill the items from one step.
+    """Fill the items from one step, which is marked as being read meanwhile.
 
     Two agreements: before anything is touched (so that a mismatch on one rank changes nothing on any), and before the
     values are installed (so that all ranks have this step, or none keeps it).
     """
     notices: list[str] = []
     plan: list[tuple[Manifest, Loading]] = []
+    marked = ExitStack()  # one mark is enough for all: rank 0 is done when everybody is
 
     def look() -> bytes:
+        if peers.rank == 0:
+            marked.enter_context(reading(store, commit))
         manifest = read_manifest(store, commit)
-        loading = prepare(items, manifest, rank=peers.rank, world_size=peers.world_size, strict=strict, notices=notices)
+        rank, world_size = peers.rank, peers.world_size
+        loading = prepare(
+            items, manifest, rank=rank, world_size=world_size, strict=strict, whole=whole, notices=notices
+        )
         plan.append((manifest, loading))
-        return b""
+        return msgspec.msgpack.encode(loading.unexpected)
 
     def read() -> bytes:
         ((manifest, loading),) = plan
         return str(fill(store, manifest, loading.targets)).encode()
 
-    _together(peers, "prepared", look, timeout_s)
-    try:
-        nbytes = int(_together(peers, "read", read, timeout_s))
-    except CorruptError as error:
-        error.add_note("the destination is spoiled: parts of it were already replaced")
-        raise
+    with marked:
+        unexpected = _on_all(_together(peers, "prepared", look, timeout_s))
+        if unexpected:
+            raise mismatch(commit.step, [unexpected_line(name) for name in unexpected])
+        try:
+            nbytes = int(_together(peers, "read", read, timeout_s)[peers.rank])
+        except CorruptError as error:
+            error.add_note("the destination is spoiled: parts of it were already replaced")
+            raise
     for notice in notices:
         bus.emit(Notice(rank=peers.rank, message=notice))
     plan[0][1].finish()
     return nbytes
 
 
-def _together(peers: Peers, topic: str, work: Callable[[], bytes], timeout_s: float) -> bytes:
-    """Do this rank's part; return its result once every rank has done its own, or raise the same error on all."""
+def _together(peers: Peers, topic: str, work: Callable[[], bytes], timeout_s: float) -> list[bytes]:
+    """Do this rank's part; return all ranks' results once every rank has done its own, or raise one error on all."""
     own_error: Exception | None = None
     try:
         mine = pack(work())
@@ -179,10 +192,16 @@ def _together(peers: Peers, topic: str, work: Callable[[], bytes], timeout_s: fl
     answers = peers.gather(peers.numbered(topic), mine, timeout_s)
     errors = [error for error in map(_error_in, answers) if error is not None]
     if not errors:
-        return unpack(mine)
+        return [unpack(answer) for answer in answers]
     # All ranks must draw the same conclusion: what only an older step can mend counts last.
-    chosen = min(errors, key=lambda error: isinstance(error, CorruptError))
+    chosen = min(errors, key=lambda error: isinstance(error, CorruptError | NotFoundError))
     raise own_error if own_error is not None and str(own_error) == str(chosen) else chosen
+
+
+def _on_all(answers: Sequence[bytes]) -> list[str]:
+    """Return the names that every rank gave, in the order of rank 0."""
+    first, *others = (msgspec.msgpack.decode(answer, type=list[str]) for answer in answers)
+    return [name for name in first if all(name in other for other in others)]
 
 
 def _error_in(answer: bytes) -> ResilientError | None:

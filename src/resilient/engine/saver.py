@@ -125,6 +125,12 @@ class Saver:
         self._thread.start()
         return handle
 
+    def refuse(self, step: int, error: Exception) -> SaveHandle:
+        """Record that this rank cannot even begin to save a step, as a failed save like any other."""
+        handle = self._handles[step] = SaveHandle(step)
+        self._failed(handle, error)
+        return handle
+
     def drain(self, timeout_s: float) -> bool:
         """Wait for the save in flight; say whether nothing is in flight any more."""
         if self._thread is not None:
@@ -213,6 +219,7 @@ class Saver:
             outcome = self._try_commit(job) if my_turn.expired else read_commit(self._store, job.attempt)
             if isinstance(outcome, Commit):
                 return outcome
+            self._raise_if_given_up(job.attempt)
             if deadline.expired:
                 raise _not_committed(job.attempt, outcome or (), deadline.timeout_s)
             self._clock.sleep(poll_s)
@@ -245,8 +252,33 @@ class Saver:
     def _failed(self, handle: SaveHandle, error: BaseException) -> None:
         self.failures += 1
         self.last_error = error
-        self._bus.emit(SaveFailed(rank=self._writer.rank, step=handle.step, error=f"{type(error).__name__}: {error}"))
+        what = f"{type(error).__name__}: {error}"
+        self._bus.emit(SaveFailed(rank=self._writer.rank, step=handle.step, error=what))
+        if not handle.persisted.done():
+            self._give_up(handle.step, what)
         handle.fail(error)
+
+    def _give_up(self, step: int, what: str) -> None:
+        """Tell the others that this rank's part will not come: else they wait for it until their deadline."""
+        try:
+            self._peers.publish(self._failures_of(step), f"rank {self._writer.rank}: {what}".encode())
+        except PeerError:
+            return  # nobody can be told, and the deadline is for that
+
+    def _raise_if_given_up(self, attempt: Attempt) -> None:
+        try:
+            failure = self._peers.fetch(self._failures_of(attempt.step), 0)
+        except PeerError:
+            return  # a commit needs the store alone
+        if failure is not None:
+            raise PeerError(
+                f"{attempt} will not be committed: {failure.decode()}",
+                kind=ErrorKind.PEER_FAILED,
+                hint="look at the log of the rank that is named; the next save is made as usual",
+            )
+
+    def _failures_of(self, step: int) -> str:
+        return f"failed/{self._claim.generation}-{self._claim.nonce}/{step}"
 
 
 def _not_committed(attempt: Attempt, missing: Sequence[int], timeout_s: float) -> PeerError:

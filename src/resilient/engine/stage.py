@@ -47,7 +47,7 @@ class Arena:
             end += -(-piece.nbytes // _ALIGN) * _ALIGN
         if end > self.nbytes:
             self._buffer = torch.empty(end, dtype=torch.uint8)
-        bytes_of_arena = memoryview(self._buffer.numpy())
+        bytes_of_arena = self._buffer.numpy().data
         staged = []
         for piece, start in placed:
             leaf = captured.tensors[piece.leaf]

@@ -7,7 +7,7 @@ sealed. The others are sealed JSON, for people.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 import zstandard
@@ -20,6 +20,8 @@ from resilient.format.layout import Attempt
 RECEIPT_KIND: Final = b"RCPT"
 MANIFEST_KIND: Final = b"MNFT"
 NOT_HERE: Final = -1
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 Key: TypeAlias = str | int | tuple[bytes]
 """One step of a path into an item: a string key, an index into a list (>= 0) or a tuple (-1 - index), or any other
@@ -164,7 +166,7 @@ def _compress(payload: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=3).compress(payload)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes, where: str) -> Any:
+def _decode(decoder: msgspec.msgpack.Decoder[S], payload: bytes, where: str) -> S:
     try:
         return decoder.decode(zstandard.ZstdDecompressor().decompress(payload, max_output_size=_MAX_NBYTES))
     except (msgspec.DecodeError, zstandard.ZstdError, MemoryError) as error:

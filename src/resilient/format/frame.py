@@ -55,7 +55,7 @@ def unseal_json(data: bytes, where: str) -> dict[str, Any]:
         CorruptError: it is torn, changed, foreign, or of a newer format; ``where`` is named.
     """
     try:
-        body = json.loads(data)
+        body: dict[str, Any] = json.loads(data)
         claimed = body.pop("digest")
         genuine = digest(_canonical(body)).hex() == claimed and seal_json_bytes_match(data, body, claimed)
         version = int(body["format"])

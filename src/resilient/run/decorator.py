@@ -57,7 +57,7 @@ def train(
             # The place first: a URL that makes no sense should not have to wait for the other ranks.
             place = open_store(store, storage_options=chosen.storage_options)
             with (
-                process_group(process),
+                process_group(process, chosen),
                 opened(place, process, chosen, SYSTEM_CLOCK) as start,
                 Run(start, chosen, policy, retention, bus=bus) as run,
             ):

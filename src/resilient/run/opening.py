@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from resilient.catalog.generations import claim_generation
 from resilient.catalog.launch import Heartbeat, check_no_other_launch
@@ -18,7 +19,8 @@ from resilient.catalog.process import host, started
 from resilient.catalog.run_info import open_run
 from resilient.clock import Clock
 from resilient.config import Process, Settings
-from resilient.engine.peers import Peers
+from resilient.engine.meeting import meet
+from resilient.engine.peers import Peers, TorchValues
 from resilient.format.digest import digest
 from resilient.format.documents import Claim, decode_document, encode_document
 from resilient.store.base import Store
@@ -36,7 +38,7 @@ class Opened:
 
 
 @contextmanager
-def process_group(process: Process) -> Iterator[None]:
+def process_group(process: Process, settings: Settings) -> Iterator[None]:
     """Have a process group, if a launcher started this process; one that the program made itself is left alone."""
     if (process.world_size == 1 and process.master is None) or not dist.is_available() or dist.is_initialized():
         yield
@@ -45,7 +47,11 @@ def process_group(process: Process) -> Iterator[None]:
     if torch.cuda.is_available():
         torch.cuda.set_device(process.local_rank)
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend)
+    # Workers that torchelastic restarts get the store of the dead ones, in which torch's own start-up would read
+    # the dead ones' addresses and wait for them (torch 2.13): this life gets a part of the store of its own.
+    store, rank, world_size = next(rendezvous("env://"))
+    life = meet(TorchValues(store), rank, world_size, timeout_s=settings.peer_timeout_s)
+    dist.init_process_group(backend, store=dist.PrefixStore(life, store), rank=rank, world_size=world_size)
     yield
     # Only at a normal end: after a failure the others may be gone, and taking leave of them could wait for ever.
     dist.destroy_process_group()
@@ -90,4 +96,4 @@ def _launch_id(process: Process) -> str:
         return uuid.uuid4().hex
     # A user may give every start the same id. The agent, which outlives its workers, is the parent of this process.
     agent = os.getppid()
-    return digest(f"{process.elastic_id} {process.master} {host()} {agent} {started(agent)}".encode()).hex()
+    return digest(f"{process.elastic_id} {host()} {agent} {started(agent)}".encode()).hex()

@@ -135,7 +135,7 @@ class ElasticSampler:
             return np.arange(self.length)
         # The sorting order of a counter-based generator's raw stream, which is the same on every platform and in
         # every release of numpy; the streams of shuffling functions are not promised to be.
-        keys = np.random.Philox(key=[self.seed, self.epoch]).random_raw(self.length)
+        keys = np.random.Philox(key=np.array([self.seed, self.epoch], dtype=np.uint64)).random_raw(self.length)
         return np.argsort(keys, kind="stable")
 
     def _parts(self) -> tuple[int, int]:

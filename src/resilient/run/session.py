@@ -83,7 +83,6 @@ class Run:
         self._owed = False
         self._last_save_s = clock.monotonic()
         self._last_save: SaveHandle | None = None
-        self._capture_failures = 0
         self._tally = {"failed": 0, "skipped": 0}
         bus.subscribe(self._count)
 
@@ -133,6 +132,7 @@ class Run:
             self._items,
             self._peers,
             resume=self._settings.resume,  # type: ignore[arg-type]  # config has checked which text it is
+            strict=self._settings.strict,
             bus=self._bus,
             timeout_s=self._settings.restore_timeout_s,
             clock=self._clock,
@@ -281,12 +281,8 @@ class Run:
             captured = self._capture_boundary()
         except ResilientError as error:
             # Saveable at track, and not any more. The training is not to blame; the run ends if it stays so.
-            self._capture_failures += 1
-            self._bus.emit(events.SaveFailed(rank=self.rank, step=self._step, error=str(error)))
-            self._last_save = SaveHandle(self._step)
-            self._last_save.fail(error)
+            self._last_save = self._saver.refuse(self._step, error)
             return self._last_save
-        self._capture_failures = 0
         self._last_save = self._saver.save(self._step, captured, reason=reason)
         return self._last_save
 
@@ -319,7 +315,7 @@ class Run:
         self._bus.emit(events.SaveSkipped(rank=self.rank, step=step, why=why))
 
     def _raise_if_hopeless(self) -> None:
-        failures = self._saver.failures + self._capture_failures
+        failures = self._saver.failures
         if failures >= self._settings.max_failed_saves:
             raise StoreError(
                 f"{failures} saves in a row failed; {self._newest()}",

@@ -73,7 +73,7 @@ class Gathering:
                     dtype=dtype_name(tensor.dtype),
                     shape=placed.shape,
                     box=box,
-                    local=local.resolve_conj().resolve_neg(),
+                    local=_resolved(local),
                     holders=self._holders(placed.holders if only_holder is None else (only_holder,)),
                     rank=self._rank if self._per_rank else None,
                     alias=None if first == name else first,
@@ -99,7 +99,7 @@ class Gathering:
                 dtype=dtype_name(shard.tensor.dtype),
                 shape=shard.global_shape,
                 box=shard.box,
-                local=placed.parts[0][1].resolve_conj().resolve_neg(),
+                local=_resolved(placed.parts[0][1]),
                 holders=self._holders(None),
                 rank=self._rank if self._per_rank else None,
             )
@@ -130,6 +130,11 @@ class Gathering:
             )
         self._names[name] = shared
         return name
+
+
+def _resolved(local: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory has its values: a lazy conjugate or negative is computed."""
+    return local.resolve_conj().resolve_neg() if local.is_conj() or local.is_neg() else local
 
 
 def unsaveable(item: str, name: str, error: values.Unsaveable) -> UsageError:

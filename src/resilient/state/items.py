@@ -37,6 +37,13 @@ def item_of(name: object, value: object) -> Item:
     per_rank = isinstance(value, PerRank)
     if isinstance(inner, nn.Module):
         return Item(name, "module", per_rank)
+    if any(cls.__name__ == "ZeroRedundancyOptimizer" for cls in type(inner).__mro__):
+        # By name: importing it is slow. Its ``state`` is empty, the real one is inside.
+        raise UsageError(
+            f"{name} is a ZeroRedundancyOptimizer, whose state is spread over ranks in its own way",
+            kind=ErrorKind.UNSAVEABLE,
+            hint="shard with torch.distributed.fsdp.fully_shard instead",
+        )
     if isinstance(inner, Optimizer):
         return Item(name, "optimizer", per_rank)
     if isinstance(inner, dict):

@@ -94,10 +94,6 @@ class Matching:
         """Say that what was saved at and below a path is accounted for, although nothing reads it."""
         self._untaken.difference_update(self._below.get(at, ()))
 
-    def accept_shards(self) -> None:
-        """Account for what may be other ranks' declared parts: tensors that lie directly in the item."""
-        self._untaken.difference_update([name for name, each in self.tensors.items() if len(each.path) == 1])
-
     def close(self) -> None:
         """Report what was saved and nothing wanted."""
         order = [*self.tensors, *self.values]

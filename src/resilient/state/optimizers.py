@@ -29,10 +29,14 @@ def gather_optimizer(optimizer: Optimizer, into: Gathering, owners: Owners) -> N
         into.leaf(leaf)
 
 
-def split_group(group: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a group's hyperparameters: those without and those with tensors."""
-    plain = {key: value for key, value in group.items() if key != "params" and not holds_tensor(value)}
-    return plain, {key: value for key, value in group.items() if key != "params" and key not in plain}
+def split_group(group: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a group's hyperparameters: those without and those with tensors.
+
+    ``param_names`` are not among them: they follow the order of ``params``, which is this process's own.
+    """
+    settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    plain = {key: value for key, value in settings.items() if not holds_tensor(value)}
+    return plain, {key: value for key, value in settings.items() if key not in plain}
 
 
 def state_leaves(optimizer: Optimizer, item: str, owners: Owners) -> Iterator[Leaf]:

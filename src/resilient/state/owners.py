@@ -21,7 +21,12 @@ class Owners:
             for slot in content:
                 if isinstance(slot, Slot):
                     name = f"{item}.{slot.name}"
-                    self.parameters[name] = slot.tensor
+                    if self.parameters.setdefault(name, slot.tensor) is not slot.tensor:
+                        raise UsageError(
+                            f"two parameters are called {name}",
+                            kind=ErrorKind.NAME_COLLISION,
+                            hint="rename one of the items",
+                        )
                     self._names.setdefault(id(slot.tensor), []).append(name)
 
     def names(self, item: str, parameter: Tensor) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,15 +26,33 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Loading:
-    """A load that has been checked as a whole: fill the targets, then `finish`."""
+    """A load that has been checked as a whole: fill the targets, then `finish`.
+
+    ``unexpected``: what is in the checkpoint and nothing on this rank wants. It speaks against the load if no other
+    rank wants it either: one stage of a pipeline wants what the others do not have.
+    """
 
     targets: tuple[Target, ...]
     installs: tuple[Callable[[], object], ...]
+    unexpected: tuple[str, ...] = ()
 
     def finish(self) -> None:
         """Put values, optimizer state and fresh tensors into their places; call it once, with all targets filled."""
         for install in self.installs:
             install()
+
+
+def mismatch(step: int, lines: Sequence[str]) -> UsageError:
+    """Return the error that lists all that speaks against a load."""
+    return UsageError(
+        "\n  ".join([f"what was saved at step {step} is not what it would be loaded into:", *lines]),
+        kind=ErrorKind.MISMATCH,
+        hint="nothing was changed; strict=False loads what both have, but never another shape or dtype",
+    )
+
+
+def unexpected_line(name: str) -> str:
+    return f"in the checkpoint, but wanted by nothing here: {name}"
 
 
 class Plan:
@@ -67,31 +85,27 @@ class Plan:
             if box.volume:
                 self.targets.append(Target(tensor=saved, box=box, into=self._writable(tensor, view)))
 
-    def check(self, step: int, *, strict: bool, notices: list[str]) -> Loading:
+    def check(self, step: int, *, strict: bool, alone: bool, notices: list[str]) -> Loading:
         """Return the load, or raise one `UsageError` that lists all that speaks against it.
 
         ``strict=False`` accepts names that only one side has, and reports them in ``notices``; never another shape or
-        dtype.
+        dtype. ``alone=False`` leaves it to the caller to find out whether other ranks want what is unexpected here.
         """
-        lines = [f"not in the checkpoint: {name}" for name in self.missing]
-        lines += [f"in the checkpoint, but wanted by nothing here: {name}" for name in self.unexpected]
+        missing = [f"not in the checkpoint: {name}" for name in self.missing]
+        unexpected = [unexpected_line(name) for name in self.unexpected]
         if not strict:
-            notices += lines
-            lines = []
-        lines += self.different
-        if lines:
-            raise UsageError(
-                "\n  ".join([f"what was saved at step {step} is not what it would be loaded into:", *lines]),
-                kind=ErrorKind.MISMATCH,
-                hint="nothing was changed; strict=False loads what both have, but never another shape or dtype",
-            )
+            notices += missing + unexpected
+            missing = unexpected = []
+        if missing or self.different or (unexpected and alone):
+            raise mismatch(step, [*missing, *unexpected, *self.different])
         if self.num_wanted and not self.num_tensors:
             raise UsageError(
                 f"not one tensor that was saved at step {step} is wanted here",
                 kind=ErrorKind.MISMATCH,
                 hint="compare the names: resilient show lists those in the checkpoint",
             )
-        return Loading(targets=tuple(self.targets), installs=(*self.installs, *self.last))
+        left = tuple(self.unexpected) if strict else ()
+        return Loading(targets=tuple(self.targets), installs=(*self.installs, *self.last), unexpected=left)
 
     def _writable(self, tensor: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
         """Return where the bytes may go: the destination, or a fresh tensor that is put in its place at the end."""

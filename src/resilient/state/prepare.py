@@ -19,7 +19,7 @@ from resilient.state.matching import NOTHING, Matching
 from resilient.state.modules import Slot
 from resilient.state.optimizer_matching import OptimizerMatching
 from resilient.state.owners import Owners
-from resilient.state.plan import Loading, Plan, Target
+from resilient.state.plan import Loading, Plan, Target, mismatch, unexpected_line
 from resilient.state.rng import Rng
 from resilient.state.stateful_matching import match_extra_state, match_stateful
 from resilient.state.tensors import dtype_of
@@ -34,16 +34,18 @@ def prepare(
     rank: int,
     world_size: int,
     strict: bool = True,
+    whole: bool = False,
     notices: list[str],
 ) -> Loading:
     """Return a load of some items of a checkpoint: which bytes go where, and what is left to do after.
 
     Args:
-        items: the destinations, by the names under which they were saved. What else the checkpoint has is left alone.
+        items: the destinations, by the names under which they were saved.
         manifest: what was saved.
         rank: the global rank of this process.
         world_size: how many processes load together.
         strict: False accepts names that only one side has.
+        whole: everything in the checkpoint must be wanted; else items that are not named are left alone.
         notices: gets one line for everything that a person should know, such as parameters that were frozen when saved.
 
     Raises:
@@ -61,7 +63,9 @@ def prepare(
             loader.match(item, unwrapped(items[item.name]))
         except values.Unsaveable as error:
             raise unsaveable(item.name, "a dictionary's key", error) from None
-    return loader.plan.check(manifest.step, strict=strict, notices=notices)
+    if whole:
+        loader.plan.unexpected += [f"{item.name} (all of it)" for item in manifest.items if item.name not in items]
+    return loader.plan.check(manifest.step, strict=strict, alone=world_size == 1, notices=notices)
 
 
 class _Loader:
@@ -137,9 +141,6 @@ class _Loader:
         new = {path: value for path, value in new.items() if value is not NOTHING}
         if new:
             self.plan.installs.append(lambda: replaced(root, new))
-        if shards and self._world_size > 1:
-            # Declared parts have names of the caller's choice, and the other ranks' names are not known here.
-            match.accept_shards()
 
     def _match_rng(self, rng: Rng, match: Matching, *, derive: bool) -> None:
         snapshot = match.rebuild((), lambda _, saved: torch.empty(saved.shape, dtype=dtype_of(saved.dtype)))
@@ -153,4 +154,4 @@ def _manner(item: Item) -> str:
     return "per rank" if item.per_rank else "as one state of all ranks"
 
 
-__all__ = ["Loading", "Target", "prepare"]
+__all__ = ["Loading", "Target", "mismatch", "prepare", "unexpected_line"]

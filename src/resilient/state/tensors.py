@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -12,6 +14,7 @@ from resilient.format.dtypes import ITEMSIZE
 _PLAIN = (torch.Tensor, torch.nn.Parameter, DTensor)
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the short name: ``float32``."""
     return str(dtype).removeprefix("torch.")
@@ -52,7 +55,7 @@ def _why_without_elements(tensor: torch.Tensor) -> str | None:
         return f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
     if dtype_name(tensor.dtype) not in ITEMSIZE:
         return f"a tensor of dtype {dtype_name(tensor.dtype)}"  # the quantized ones are among them
-    return "a tensor on the meta device, which has no elements," if tensor.is_meta else None
+    return "a tensor on the meta device (materialize it first: Module.to_empty)" if tensor.is_meta else None
 
 
 def _type_name(tensor: torch.Tensor) -> str:

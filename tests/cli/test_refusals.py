@@ -1,0 +1,88 @@
+"""What no command, and no load, takes for a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from click.testing import CliRunner
+
+import resilient
+from resilient.cli.main import main
+from resilient.engine.export_torch import main as export_torch
+from resilient.errors import ErrorKind, NotFoundError, UsageError
+from resilient.store.local import LocalStore
+from tests.catalog.runs import new_generation, save
+
+
+def error_of(arguments: Sequence[object], code: int) -> dict[str, str]:
+    result = CliRunner().invoke(main, [*map(str, arguments), "--json"])
+    assert result.exit_code == code, result.output
+    found: dict[str, str] = json.loads(result.stdout)["error"]
+    return found
+
+
+@pytest.mark.field_report("BR-013")
+def test_every_reader_refuses_a_step_that_was_not_committed_in_the_same_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    store = LocalStore(run)
+    claim = new_generation(store)
+    save(store, claim, 20)
+    save(store, claim, 30, commit=False)
+    commands: list[list[object]] = [["show", f"{run}@30"], ["verify", f"{run}@30"]]
+    commands += [
+        ["restore", f"{run}@30", tmp_path / form, "--format", form] for form in ("native", "safetensors", "torch")
+    ]
+    found = [error_of(command, 10) for command in commands]
+    assert {error["kind"] for error in found} == {"no-such-step"}
+    (message,) = {error["message"] for error in found}
+    assert "30" in message
+    assert all("20" in error["hint"] for error in found)
+    with pytest.raises(NotFoundError) as caught:
+        resilient.load(run, {"model": {"w": torch.zeros(6, 4)}}, step=30)
+    assert str(caught.value) == message
+    assert export_torch([str(run), "30", str(tmp_path / "export")]) == 10
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "export").exists()
+    listed = CliRunner().invoke(main, ["ls", str(run), "--json"])
+    assert [one["step"] for one in json.loads(listed.stdout)["checkpoints"]] == [20]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.field_report("BR-205")
+def test_a_checkpoint_of_another_tool_is_refused_by_what_it_holds_and_left_alone(tmp_path: Path) -> None:
+    place = tmp_path / "theirs"
+    dcp.save({"w": torch.ones(3)}, checkpoint_id=place, no_dist=True)
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    error = error_of(["ls", place], 2)
+    assert error["kind"] == "not-a-run"
+    assert ".metadata" in error["message"]
+    for attempt in (
+        lambda: resilient.load(place, {"model": {"w": torch.zeros(3)}}),
+        lambda: resilient.save(place, 1, {"model": {"w": torch.zeros(3)}}),
+        resilient.train(place)(lambda run: None),
+    ):
+        with pytest.raises(UsageError, match=r"\.metadata") as caught:
+            attempt()
+        assert caught.value.kind is ErrorKind.NOT_A_RUN
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify"])
+@pytest.mark.parametrize("below", ["", "run"])
+@pytest.mark.field_report("BR-220")
+def test_a_file_where_a_directory_should_be_is_said_in_one_line(tmp_path: Path, command: str, below: str) -> None:
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"x")
+    result = CliRunner().invoke(main, [command, str(file / below)])
+    lines = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout, len(lines)) == (13, "", 2)
+    assert lines[0].startswith("error: ")
+    assert str(file) in lines[0]
+    assert lines[1].startswith("hint: a file is where a directory should be")
