@@ -76,7 +76,7 @@ def automatic(run: Path) -> tuple[int, dict[str, dict[str, object]], list[Event]
 
 
 def check_noticed(run: Path, victim: Path) -> str:
-    """Damage is reported by name; a restore never returns a wrong byte, and falls back unless it does not need the file."""
+    """Damage is reported by name; a restore returns no wrong byte, and falls back unless it does not need the file."""
     verified = CliRunner().invoke(cli, ["verify", str(run), "--deep", "--json"])
     name = str(victim.relative_to(run))
     report = json.loads(verified.stdout)
@@ -93,7 +93,7 @@ def check_noticed(run: Path, victim: Path) -> str:
     assert step == OLD
     if victim.exists() or victim.name != "COMMIT":
         said = [event for event in events if isinstance(event, FellBack | Notice)]
-        assert any(name in str(event) for event in said), f"the fallback does not say that {name} is damaged: {said}"
+        assert any(name in str(event) for event in said), f"{name} is not named as the reason to fall back: {said}"
         refused = CliRunner().invoke(cli, ["restore", f"{run}@{NEW}", f"{run}-never"])
         assert refused.exit_code == 12, refused.output
         with pytest.raises(CorruptError):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,51 @@ def test_data_without_a_position_begins_anew_and_that_is_said(tmp_path: Path, ca
     main()
     assert seen == [0, 1, 2, 3, 0, 1, 0]
     assert "the position in the data is not restored" in caplog.text
+
+
+class Counting:
+    """A loader that keeps its own position, and draws from the global generator."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 8:
+            self.position += 1
+            yield self.position + 100 * int(torch.randint(1000, ()))
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("wrap", [lambda loader: loader, resilient.PerRank], ids=["plain", "per_rank"])
+@pytest.mark.parametrize("stop", [1, 5, 9])
+def test_a_loader_with_a_position_of_its_own_draws_the_batch_again(
+    wrap: Callable[[Counting], object], stop: int, tmp_path: Path
+) -> None:
+    def main(place: Path, stop: int) -> list[int]:
+        seen: list[int] = []
+
+        @resilient.train(place, every=1000)
+        def body(run: Run) -> None:
+            torch.manual_seed(3)
+            loader = Counting()
+            run.track(loader=wrap(loader), state={"w": torch.zeros(1)})
+            for batch in run.steps(loader, total=12):
+                if run.step == stop:
+                    run.save().wait(30)
+                    raise Stop
+                seen.append(batch)
+
+        with contextlib.suppress(Stop):
+            body()
+        return seen
+
+    assert main(tmp_path / "b", stop) + main(tmp_path / "b", -1) == main(tmp_path / "a", -1)
 
 
 def test_the_sampler_of_the_data_must_be_tracked(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ _WELCOME: Final = "resilient/welcome"
 
 
 class KeyValues(Protocol):
-    """What is needed of a key-value store; ``torch.distributed.Store`` has it. A value that is set again is replaced."""
+    """What is needed of a key-value store; ``torch.distributed.Store`` has it. Setting a key again replaces it."""
 
     def set(self, key: str, value: bytes) -> None: ...
 

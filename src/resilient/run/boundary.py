@@ -86,10 +86,12 @@ class BoundaryWatch:
     def _unreduced(self) -> Iterator[torch.Tensor]:
         """Yield what FSDP2 keeps apart from the gradients while ``set_requires_gradient_sync(False)`` holds."""
         for module in _fsdp_modules(self._modules):
-            for group in getattr(module._get_fsdp_state(), "_fsdp_param_groups", ()):  # noqa: SLF001 -- there is no public view of it
+            for group in module._get_fsdp_state()._fsdp_param_groups:  # noqa: SLF001 -- there is no public view of it
                 for parameter in group.fsdp_params:
-                    if parameter.unsharded_accumulated_grad is not None:
-                        yield parameter.unsharded_accumulated_grad
+                    whole = getattr(parameter, "_unsharded_param", None)  # there is none before the first forward pass
+                    for grad in (parameter.unsharded_accumulated_grad, None if whole is None else whole.grad):
+                        if grad is not None:
+                            yield grad
 
     def _read_scalers(self) -> list[int]:
         # update() changes the scale in place; its value would have to be fetched from the device, its version is here.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from resilient.errors import ErrorKind, UsageError
 from resilient.run.sampler import ElasticSampler
+from resilient.state.items import unwrapped
 from resilient.state.rng import Rng
 
 T = TypeVar("T")
@@ -44,7 +46,27 @@ def samplers_of(iterable: Iterable[object], tracked: Sequence[ElasticSampler]) -
     return tuple(tracked)
 
 
-def knows_its_position(iterable: Iterable[object], items: Iterable[object]) -> bool:
-    """Say whether ``iterable`` is itself among the tracked items, so that it restores its own position."""
+class LoaderPosition:
+    """Stands in for a tracked loader with its state at the last boundary: drawing a batch moves the loader itself."""
+
+    def __init__(self, name: str, loader: Any) -> None:
+        self.name = name
+        self._loader = loader
+        self.hold()
+
+    def hold(self) -> None:
+        """Take the state as it is now."""
+        self._state = copy.deepcopy(self._loader.state_dict())
+
+    def state_dict(self) -> Any:
+        return self._state
+
+    def load_state_dict(self, state: Any) -> None:
+        self._loader.load_state_dict(state)
+
+
+def position_of(iterable: Iterable[object], items: Mapping[str, object]) -> LoaderPosition | None:
+    """Return the position of a loader that is itself among the items and has a state; None for any other data."""
     loader: Any = iterable
-    return any(item is loader for item in items)
+    names = [name for name, item in items.items() if unwrapped(item) is loader and hasattr(loader, "state_dict")]
+    return LoaderPosition(names[0], loader) if names else None

@@ -24,7 +24,7 @@ _AHEAD_S: Final = 1.0
 _MIN_AHEAD: Final = 2
 _MAX_AHEAD: Final = 64  # so that steps which get slow all at once do not put the next save off for long
 _NEWS_TIMEOUT_S: Final = 5.0
-_LISTEN_S: Final = 1.0
+_LISTEN_S: Final = 0.25
 
 Skipped = Callable[[int, str], None]
 """What is called with a step and the reason why it is not saved."""

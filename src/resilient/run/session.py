@@ -22,12 +22,13 @@ from resilient.policy.interval import SaveContext, SaveWhen, mean_time_between_f
 from resilient.policy.keep import Keep
 from resilient.run.boundary import BoundaryWatch
 from resilient.run.opening import Opened
-from resilient.run.passes import knows_its_position, samplers_of, start_pass
+from resilient.run.passes import LoaderPosition, position_of, samplers_of, start_pass
 from resilient.run.sampler import ElasticSampler
 from resilient.run.schedule import schedule_for
 from resilient.state.capture import capture
 from resilient.state.leaves import Captured
 from resilient.state.rng import Rng
+from resilient.state.wrappers import PerRank
 
 T = TypeVar("T")
 
@@ -76,6 +77,7 @@ class Run:
         self._rng_at_boundary = self._rng.snapshot()
         self._resumed: RestoredFrom | None = None
         self._samplers: tuple[ElasticSampler, ...] = ()  # those of the pass that is going on
+        self._loader: LoaderPosition | None = None
         self._step = 0
         self._steps_here = 0
         self._in_turn = False
@@ -222,10 +224,11 @@ class Run:
                 )
 
     def _start_steps(self, iterable: Iterable[object]) -> None:
+        self._loader = position_of(iterable, self._items)
         if self._resumed is not None and self._steps_here == 0:
             # Last of all: what the program drew since run.track must not move the run's own numbers.
             self._rng.restore(self._rng_at_boundary, step=self._step, rank=self.rank)
-            if self._step and not self._samplers and not knows_its_position(iterable, self._items.values()):
+            if self._step and not self._samplers and self._loader is None:
                 self._notice(
                     "the position in the data is not restored: this data begins anew (an ElasticSampler would continue)"
                 )
@@ -252,6 +255,8 @@ class Run:
         self._steps_here += 1
         for sampler in self._samplers:
             sampler.advance()
+        if self._loader is not None:
+            self._loader.hold()
         self._rng_at_boundary = self._rng.snapshot()
 
     def _left_in_turn(self, watch: BoundaryWatch) -> None:
@@ -287,11 +292,15 @@ class Run:
         return self._last_save
 
     def _capture_boundary(self) -> Captured:
-        """Capture with the random state of the boundary: drawing the next batch may have moved it since."""
+        """Capture with the position and the random state of the boundary, which drawing a batch may have moved."""
+        items = dict(self._items)
+        if self._loader is not None:
+            tracked = items[self._loader.name]
+            items[self._loader.name] = PerRank(self._loader) if isinstance(tracked, PerRank) else self._loader
         now = self._rng.snapshot()
         self._rng.restore(self._rng_at_boundary, step=self._step, rank=self.rank)
         try:
-            return capture(self._items, rank=self.rank, world_size=self.world_size)
+            return capture(items, rank=self.rank, world_size=self.world_size)
         finally:
             self._rng.restore(now, step=self._step, rank=self.rank)
 

@@ -1,0 +1,64 @@
+"""A worker group that torchelastic restarts in place goes on from the newest checkpoint, at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import resilient
+
+PROGRAM = """
+    import os, signal, sys
+    import torch
+    import torch.distributed as dist
+    import resilient
+
+    @resilient.train(sys.argv[1], every=2, keep=resilient.Keep(last=100))
+    def main(run):
+        state = {"sum": torch.zeros(1, dtype=torch.float64)}
+        sampler = resilient.ElasticSampler(90, global_batch=9, seed=0)
+        restored = run.track(state=state, data=sampler)
+        life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        print("LIFE", life, "rank", run.rank, "from", run.step, flush=True)
+        for batch in run.steps(sampler, total=30):
+            if run.step == 7 * (life + 1) - 2:
+                run.save().wait(60)
+            part = torch.tensor([float(sum((i + 1) * (run.step + 1) for i in batch))], dtype=torch.float64)
+            dist.all_reduce(part)
+            state["sum"] += part
+            if life < 3 and run.step == 7 * (life + 1) and run.rank == life % run.world_size:
+                os.kill(os.getpid(), signal.SIGKILL)
+        print("SUM", state["sum"].item(), flush=True)
+
+    main()
+"""
+
+
+def test_workers_that_are_restarted_agree_and_continue(tmp_path: Path) -> None:
+    program, log, place = tmp_path / "program.py", tmp_path / "log", tmp_path / "run"
+    program.write_text(textwrap.dedent(PROGRAM))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "--max-restarts=3"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as file:
+        done = subprocess.run(
+            [*launch, str(program), str(place)], stdout=file, stderr=file, env=environ, timeout=200, check=False
+        )
+    text = log.read_text()
+    assert done.returncode == 0, text
+    for life in range(4):
+        starts = re.findall(rf"LIFE {life} rank \d from (\d+)", text)
+        assert len(starts) == 3, text
+        assert len(set(starts)) == 1, f"life {life} starts at different steps: {starts}"
+        assert life == 0 or int(starts[0]) >= 7 * life - 2, text
+
+    expected = 0.0
+    sampler = resilient.ElasticSampler(90, global_batch=9, seed=0, rank=0, world_size=1)
+    for step in range(30):
+        expected += sum((i + 1) * (step + 1) for i in next(iter(sampler)))
+        sampler.advance()
+    assert set(re.findall(r"SUM (\S+)", text)) == {str(expected)}
+    assert resilient.checkpoints(place)[0].step == 30
