@@ -140,9 +140,7 @@ def test_every_object_that_is_cut_or_lost_is_noticed(sound: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("document", ["run.json", "generations/00000001.json", "generations/00000001.base.json"])
-def test_damage_to_the_documents_is_noticed_and_loses_nothing(
-    sound: Path, tmp_path: Path, document: str
-) -> None:
+def test_damage_to_the_documents_is_noticed_and_loses_nothing(sound: Path, tmp_path: Path, document: str) -> None:
     run = tmp_path / "run"
     shutil.copytree(sound, run)
     content = bytearray((run / document).read_bytes())
