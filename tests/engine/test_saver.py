@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -147,6 +148,32 @@ def test_a_failing_save_never_hurts_training_and_is_never_silent() -> None:
     assert [commit.step for commit in read_line(store).commits] == [4, 1]
     assert [event.step for event in rank.events if isinstance(event, SaveFailed)] == [2, 3]
     assert [event.step for event in rank.events if isinstance(event, SaveCommitted)] == [1, 4]
+
+
+class Hanging(MemoryStore):
+    """A store whose data objects take as long as the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def put(self, key: str, parts: Sequence[BytesLike]) -> None:
+        if key.startswith("data/"):
+            assert self.go_on.wait(60)
+        super().put(key, parts)
+
+
+def test_two_steps_are_never_mixed_when_a_save_outlives_its_deadline() -> None:
+    store = Hanging()
+    (rank,) = make_ranks(store, 1, SaveSettings(commit_timeout_s=0.3))
+    (slow,) = save_all([rank], 1, [{"s": state(1)}])
+    (refused,) = save_all([rank], 2, [{"s": state(2)}])
+    with pytest.raises(StoreError, match="still not over"):
+        refused.wait(5)
+    store.go_on.set()
+    slow.wait(30)
+    assert [commit.step for commit in read_line(store).commits] == [1]
+    assert torch.equal(loaded(store, 1, state(0.0))["big"], torch.full((5000,), 1.0))  # type: ignore[arg-type]
 
 
 def test_a_step_is_tried_once_by_a_generation(store: MemoryStore) -> None:

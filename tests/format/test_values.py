@@ -120,7 +120,11 @@ def test_numpy_values_come_back(array: np.ndarray | np.generic) -> None:
     assert np.array_equal(back, array)
 
 
-@pytest.mark.parametrize("value", [lambda: 0, object(), open, Color, np.array([object()])], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [lambda: 0, object(), open, Color, np.array([object()])],
+    ids=["lambda", "object", "function", "class", "object-array"],
+)
 def test_what_cannot_be_stored_is_named_with_its_path(value: object) -> None:
     with pytest.raises(Unsaveable) as caught:
         encode({"a": [1, {"b": value}]})

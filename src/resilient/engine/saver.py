@@ -16,7 +16,7 @@ from resilient.engine.handle import SaveHandle
 from resilient.engine.peers import Peers
 from resilient.engine.persist import SMALL_NBYTES, Writer, persist
 from resilient.engine.stage import Arena, StagedPiece
-from resilient.errors import ConflictError, ErrorKind, PeerError, ResilientError
+from resilient.errors import ConflictError, ErrorKind, PeerError, ResilientError, StoreError
 from resilient.events import Bus, Notice, Pruned, SaveCommitted, SaveFailed, SavePersisted, SaveStarted
 from resilient.format.documents import Claim, Commit
 from resilient.format.layout import Attempt
@@ -88,15 +88,10 @@ class Saver:
         """Whether a save is in flight."""
         return self._thread is not None and self._thread.is_alive()
 
-    def handle_of(self, step: int) -> SaveHandle | None:
-        """Return the handle of a step that was saved, or is being saved, and has not failed."""
-        handle = self._handles.get(step)
-        return None if handle is None or (handle.committed.done() and handle.committed.exception()) else handle
-
     def save(self, step: int, captured: Captured, *, reason: str) -> SaveHandle:
         """Save a state as ``step``: return when it is copied.
 
-        A save that is still in flight is waited for first, up to its own deadline.
+        A save that is still in flight is waited for first; if it is not over by its own deadline, this one fails.
 
         Raises:
             ConflictError: this generation has saved that step, or has tried to.
@@ -108,7 +103,9 @@ class Saver:
                 kind=ErrorKind.ALREADY_SAVED,
                 hint="save a later step",
             )
-        self.drain(self._settings.commit_timeout_s)
+        if not self.drain(self._settings.commit_timeout_s):
+            # Its thread may still read the arena: staging now would put two steps into one checkpoint.
+            return self.refuse(step, _still_in_flight(self._settings.commit_timeout_s))
         handle = self._handles[step] = SaveHandle(step)
         started_s = self._clock.monotonic()
         try:
@@ -279,6 +276,14 @@ class Saver:
 
     def _failures_of(self, step: int) -> str:
         return f"failed/{self._claim.generation}-{self._claim.nonce}/{step}"
+
+
+def _still_in_flight(timeout_s: float) -> StoreError:
+    return StoreError(
+        f"the save before is still not over after {timeout_s:g} s",
+        kind=ErrorKind.SAVE_FAILED,
+        hint="the store is slower than the saves: save less often, or look at the store",
+    )
 
 
 def _not_committed(attempt: Attempt, missing: Sequence[int], timeout_s: float) -> PeerError:
