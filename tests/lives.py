@@ -37,6 +37,7 @@ class Life:
         self._processes: list[Any] = []
         for rank in range(size):
             env = {
+                **os.environ,  # as it is now: the fork server has kept that of its own start
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(size),
