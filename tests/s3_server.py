@@ -181,6 +181,7 @@ def _spawn(folder: Path, ports: Sequence[int]) -> subprocess.Popen[bytes]:
         f"-s3.port={s3}",
         f"-s3.port.grpc={grpc[3]}",
         "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
         f"-s3.config={config}",
     ]
     with (folder / "server.log").open("ab") as log:
