@@ -31,7 +31,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
@@ -159,6 +162,14 @@ class Ranks:
         for pool in self._pools.values():
             pool.close()
         self._pools = {}
+
+
+@functools.cache
+def cpu_mesh(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+    """Return a mesh of all ranks, made once in a process: each has groups with threads that torch never ends."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
 @functools.cache

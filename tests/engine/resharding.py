@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import resilient
+from tests.ranks import cpu_mesh
 
 Layout: TypeAlias = tuple[int | None, ...]
 """For each mesh dimension: the tensor dimension that it shards, or None for a replica."""
@@ -47,7 +47,7 @@ def full_tensor(spec: Spec) -> torch.Tensor:
 
 
 def tree(specs: list[Spec], mesh_shape: tuple[int, ...], *, loading: bool) -> dict[str, torch.Tensor]:
-    mesh = init_device_mesh("cpu", mesh_shape)
+    mesh = cpu_mesh(mesh_shape)
     made = {}
     for spec in specs:
         full = full_tensor(spec)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -25,7 +25,7 @@ from resilient.state.capture import capture
 from resilient.state.prepare import prepare
 from resilient.state.sharding import regions
 from resilient.state.tensors import dtype_of
-from tests.ranks import Ranks
+from tests.ranks import Ranks, cpu_mesh
 from tests.state.tiny_engine import Share, bits, merge, share
 
 REPLICATED = -1
@@ -74,14 +74,14 @@ def tree_of(specs: Sequence[Spec], mesh: DeviceMesh, *, other: int = 0) -> dict[
 
 
 def save_tree(specs: Sequence[Spec], mesh_shape: tuple[int, ...]) -> Share:
-    mesh = init_device_mesh("cpu", mesh_shape)
+    mesh = cpu_mesh(mesh_shape)
     items = {"tree": tree_of(specs, mesh)}
     return share(capture(items, rank=dist.get_rank(), world_size=dist.get_world_size()))
 
 
 def load_tree(shares: Sequence[Share], specs: Sequence[Spec], mesh_shape: tuple[int, ...]) -> None:
     saved = merge(shares)
-    mesh = init_device_mesh("cpu", mesh_shape)
+    mesh = cpu_mesh(mesh_shape)
     tree = tree_of(specs, mesh, other=1000)
     saved.fill(
         prepare({"tree": tree}, saved.manifest, rank=dist.get_rank(), world_size=dist.get_world_size(), notices=[])
@@ -170,7 +170,7 @@ def sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def fsdp(number: int) -> nn.Module:
-    return sharded(plain_model(number), init_device_mesh("cpu", (dist.get_world_size(),)))
+    return sharded(plain_model(number), cpu_mesh((dist.get_world_size(),)))
 
 
 def fsdp_that_stays_gathered(number: int) -> nn.Module:
@@ -181,9 +181,7 @@ def fsdp_that_stays_gathered(number: int) -> nn.Module:
 
 
 def hsdp(number: int) -> nn.Module:
-    return sharded(
-        plain_model(number), init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("r", "s"))
-    )
+    return sharded(plain_model(number), cpu_mesh((2, dist.get_world_size() // 2), ("r", "s")))
 
 
 def parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -192,11 +190,11 @@ def parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def tp(number: int) -> nn.Module:
-    return parallel(plain_model(number), init_device_mesh("cpu", (dist.get_world_size(),)))
+    return parallel(plain_model(number), cpu_mesh((dist.get_world_size(),)))
 
 
 def fsdp_over_tp(number: int) -> nn.Module:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = cpu_mesh((2, 2), ("dp", "tp"))
     return sharded(parallel(plain_model(number), mesh["tp"]), mesh["dp"])
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
@@ -23,7 +23,7 @@ from resilient.errors import UsageError
 from resilient.format.box import Box
 from resilient.state.capture import capture
 from resilient.state.sharding import UnknownLayoutError, place, regions
-from tests.ranks import Ranks
+from tests.ranks import Ranks, cpu_mesh
 
 
 @st.composite
@@ -100,7 +100,7 @@ def _check(tensor: DTensor, full: torch.Tensor) -> tuple[Any, ...]:
 
 def distributed(shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[Placement]) -> tuple[Any, ...]:
     full = torch.arange(float(torch.Size(shape).numel())).reshape(tuple(shape))
-    return _check(distribute_tensor(full, init_device_mesh("cpu", tuple(mesh_shape)), placements), full)
+    return _check(distribute_tensor(full, cpu_mesh(tuple(mesh_shape)), placements), full)
 
 
 @pytest.mark.parametrize("mesh", [(4,), (2, 2)])
@@ -117,7 +117,7 @@ def test_parts_and_holders_are_those_of_real_ranks(ranks: Ranks, mesh: tuple[int
 
 
 def fsdp_over_tp(rows: int, dp: int, tp: int, parallel: str) -> tuple[Any, ...]:
-    mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+    mesh = cpu_mesh((dp, tp), ("dp", "tp"))
     full = torch.arange(rows * 6.0).reshape(rows, 6)
     linear = nn.Linear(6, rows, bias=False)
     with torch.no_grad():
@@ -159,7 +159,7 @@ def test_a_rank_outside_the_mesh_holds_nothing(ranks: Ranks) -> None:
 
 
 def partial() -> str:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = cpu_mesh((dist.get_world_size(),))
     tensor = DTensor.from_local(torch.ones(2), mesh, [Partial()])
     with pytest.raises(UsageError) as caught:
         capture({"state": {"deep": {"x": tensor}}}, rank=dist.get_rank(), world_size=2)
