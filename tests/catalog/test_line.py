@@ -314,3 +314,47 @@ def test_commit_of_a_missing_rank_says_which() -> None:
     store.delete(attempt.receipt(1))
     assert commit_of(store, attempt, world_size=3) == (1,)
     assert steps(read_line(store)) == []
+
+
+def test_a_run_whose_last_checkpoint_is_lost_is_damaged_and_not_new() -> None:
+    store = MemoryStore()
+    first = new_generation(store)
+    saved(store, first, 10)
+    new_generation(store, read_line(store).at(10))
+    assert read_line(store).ignored == ()
+    store.delete(attempt_of(first, 10).commit)
+    line = read_line(store)
+    assert line.commits == ()
+    assert any("generation 2 continues step 10" in why for why in line.ignored)
+
+
+def test_a_new_run_before_its_first_save_is_not_damaged() -> None:
+    store = MemoryStore()
+    new_generation(store)
+    new_generation(store)
+    assert read_line(store).ignored == ()
+
+
+@pytest.mark.parametrize("moment", ["before the base", "with the base"])
+def test_what_was_deleted_while_a_generation_started_is_not_what_it_continues(moment: str) -> None:
+    class Racing(MemoryStore):
+        def create(self, key: str, data: bytes) -> bool:
+            if moment == "with the base" and key == layout.base(2):
+                self.put(commit.attempt.tombstone, [b""])
+            return super().create(key, data)
+
+    store = Racing()
+    first = new_generation(store)
+    saved(store, first, 10)
+    commit = read_line(store).at(10)
+    claim = claim_generation(store, world_size=1, launch="b", heartbeat=False)
+    saved(store, first, 20)  # the earlier one lives on, and its retention keeps one
+    if moment == "before the base":
+        store.put(commit.attempt.tombstone, [b""])
+    with pytest.raises(ConflictError, match="step 10") as caught:
+        write_base(store, claim, commit)
+    assert caught.value.kind is ErrorKind.TAKEN_OVER
+    assert "start again" in str(caught.value.hint)
+    assert steps(read_line(store)) == [(20, 1)]
+    new_generation(store, read_line(store).commits[0])
+    assert steps(read_line(store)) == [(20, 1)]

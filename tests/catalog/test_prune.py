@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from resilient.catalog.generations import claim_generation, write_base
 from resilient.catalog.line import read_line
 from resilient.catalog.marks import reading
 from resilient.catalog.prune import Pruned, prune
 from resilient.catalog.verify import verify
 from resilient.clock import SYSTEM_CLOCK
 from resilient.errors import ConflictError, ErrorKind, NotFoundError, StoreError
-from resilient.format.documents import Claim
+from resilient.format import layout
+from resilient.format.documents import Claim, encode_document
 from resilient.store.memory import MemoryStore
 from tests.catalog.runs import HandClock, attempt_of, new_generation, save
 
@@ -176,6 +178,48 @@ def test_a_pruner_whose_line_is_outdated_deletes_nothing() -> None:
         prune(store, line, {3}, clock=SYSTEM_CLOCK, grace_s=0)
     assert caught.value.kind is ErrorKind.TAKEN_OVER
     assert steps(store) == [1]
+
+
+def test_a_pruner_deletes_nothing_while_a_newer_generation_chooses_where_to_continue() -> None:
+    store, _ = a_run(1, 2, 3)
+    claim = claim_generation(store, world_size=1, launch="b", heartbeat=False)  # of this process, which lives
+    with pytest.raises(ConflictError) as caught:
+        pruned(store, 3)
+    assert caught.value.kind is ErrorKind.TAKEN_OVER
+    assert steps(store) == [3, 2, 1]
+    write_base(store, claim, read_line(store).at(3))
+    assert sorted(pruned(store, 3).steps) == [1, 2]
+
+
+def test_a_process_that_died_before_it_chose_does_not_stop_pruning() -> None:
+    store, _ = a_run(1, 2, 3)
+    claim = claim_generation(store, world_size=1, launch="b", heartbeat=False)
+    dead = {name: getattr(claim, name) for name in claim.__slots__} | {"pid": 2**22 + 1}
+    store.put(layout.claim(2), [encode_document(Claim(**dead))])
+    assert sorted(pruned(store, 3).steps) == [1, 2]
+
+
+def test_on_a_full_disk_what_was_given_up_goes_before_more_is_given_up() -> None:
+    class Full(MemoryStore):
+        full = False
+
+        def create(self, key: str, data: bytes) -> bool:
+            if self.full:
+                raise StoreError("full", kind=ErrorKind.NO_SPACE)
+            return super().create(key, data)
+
+        def delete(self, key: str) -> None:
+            self.full = False
+            super().delete(key)
+
+    store = Full()
+    claim = new_generation(store)
+    for step in (1, 2, 3):
+        save(store, claim, step)
+    prune(store, read_line(store), {2, 3}, clock=HandClock())
+    store.full = True
+    done = prune(store, read_line(store), {3}, clock=HandClock())
+    assert (done.steps, done.swept) == ((2,), 1)
 
 
 def test_a_pruner_killed_at_any_operation_leaves_the_kept_ones_whole_and_the_next_one_goes_on() -> None:

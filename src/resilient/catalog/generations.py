@@ -89,8 +89,10 @@ def write_base(store: Store, claim: Claim, continues: Commit | None) -> Base:
     """Say where a generation continues from, before its first save; None is a fresh start.
 
     Raises:
-        ConflictError: this generation has another base already, so it is somebody else's.
+        ConflictError: this generation has another base already, so it is somebody else's; or (kind ``taken-over``) the
+            attempt that it would continue was given up meanwhile, and this generation then has no base.
     """
+    _refuse_given_up(store, claim, continues)
     base = Base(generation=claim.generation, nonce=claim.nonce)
     if continues is not None:
         base = Base(
@@ -107,7 +109,24 @@ def write_base(store: Store, claim: Claim, continues: Commit | None) -> Base:
             kind=ErrorKind.RUN_IN_USE,
             hint="two writers took the same generation; start again, which claims the next one",
         )
+    try:
+        _refuse_given_up(store, claim, continues)
+    except ConflictError:
+        # Nothing was saved on it. Left there, it would take what its predecessor has saved since off the line.
+        store.delete(layout.base(claim.generation))
+        raise
     return base
+
+
+def _refuse_given_up(store: Store, claim: Claim, continues: Commit | None) -> None:
+    """Raise if retention of an earlier generation, which may live on until it sees the base, deletes the start."""
+    if continues is not None and exists(store, continues.attempt.tombstone):
+        raise ConflictError(
+            f"{store.url}: {continues.attempt}, from which generation {claim.generation} would continue, "
+            "was deleted meanwhile",
+            kind=ErrorKind.TAKEN_OVER,
+            hint="start again: what is the newest now will be chosen",
+        )
 
 
 def read_base(store: Store, generation: int) -> Base | None:

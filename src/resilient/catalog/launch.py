@@ -56,7 +56,7 @@ def check_no_other_launch(store: Store, *, launch: str, takeover: bool, clock: C
         raise ConflictError(
             f"{store.url} is in use by {who}",
             kind=ErrorKind.RUN_IN_USE,
-            hint="stop that one, or pass takeover=True: it will then save no more",
+            hint="stop that one, or start a run with takeover=True: it will then save no more",
         )
 
 

@@ -100,7 +100,7 @@ def read_line(store: Store) -> Line:
     """
     listed = list_attempts(store)
     proposed = [attempt for attempt, names in listed.items() if "COMMIT" in names]
-    chain = _read_chain(store, proposed)
+    chain = read_chain(store, proposed)
     looked = each(lambda attempt: _look(store, attempt), [attempt for attempt in proposed if chain.holds(attempt)])
     position = {generation: index for index, generation in enumerate(chain.links)}
     found = [one for one in looked if isinstance(one, Commit)]
@@ -110,6 +110,9 @@ def read_line(store: Store) -> Line:
     for commit in found:
         commits.setdefault(commit.step, commit)  # the newest generation that saved a step
     ignored = [f"{attempt.commit} does not parse, so {attempt} does not count" for attempt in torn]
+    if not commits and len(chain.links) > 1:
+        _, before = list(chain.links.values())[:2]
+        ignored.append(f"generation {chain.head} continues step {before.limit}, and no checkpoint of the line is left")
     return Line(
         commits=tuple(commits.values()),
         ignored=(*([chain.broken] if chain.broken else []), *ignored),
@@ -134,8 +137,12 @@ def _is_unfinished(names: set[str]) -> bool:
     return not names & {"COMMIT", "TOMBSTONE"} and any(name.startswith("manifest-") for name in names)
 
 
-def _read_chain(store: Store, committed: Iterable[Attempt]) -> Chain:
-    """Walk from the newest generation that has a base, or commits, back as far as there are commits."""
+def read_chain(store: Store, committed: Iterable[Attempt]) -> Chain:
+    """Walk from the newest generation that has a base, or commits, back as far as there are commits.
+
+    Costs a listing of the generations and a few small reads for each of those on the way, however many commits there
+    are.
+    """
     nonces: defaultdict[int, set[str]] = defaultdict(set)
     for attempt in committed:
         nonces[attempt.generation].add(attempt.nonce)

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from resilient.catalog.generations import newest_number, read_base
+from resilient.catalog.generations import newest_number, read_base, read_claim
 from resilient.catalog.line import Line, list_attempts
 from resilient.catalog.marks import held_back
 from resilient.catalog.once import create_once
 from resilient.catalog.parallel import each
+from resilient.catalog.process import lives
 from resilient.clock import Clock, rfc3339
 from resilient.errors import ConflictError, ErrorKind
 from resilient.format import layout
@@ -142,37 +143,55 @@ def _debris(line: Line, found: _Found) -> Iterable[Attempt]:
 
 
 def _check_newest(store: Store, line: Line) -> None:
-    """Refuse to delete by an outdated line: what it leaves out may be what a newer generation continues from."""
+    """Refuse to delete by an outdated line: what it leaves out may be what a newer generation continues from.
+
+    A newer one without a base may have chosen already, and write that base next, as long as its process lives.
+    """
     for generation in range(newest_number(store), line.chain.head, -1):
-        if read_base(store, generation) is not None:
+        claim = read_claim(store, generation)
+        starting = claim is not None and lives(claim.host, claim.pid, claim.process_started) is not False
+        if starting or read_base(store, generation) is not None:
             raise ConflictError(
                 f"{store.url}: generation {generation} has started since generation {line.chain.head} was the newest, "
                 "so what may be deleted is not known any more",
                 kind=ErrorKind.TAKEN_OVER,
-                hint="read the line again",
+                hint="try again once that one has restored, or has ended",
             )
 
 
 def _bury(
     store: Store, found: _Found, condemned: list[Attempt], clock: Clock, *, grace_s: float | None, watch: bool
 ) -> list[Attempt]:
-    """Give up the condemned, then remove what is left of those that were given up long enough ago; return these."""
-    for attempt in condemned:
-        document = Tombstone(
-            step=attempt.step,
-            generation=attempt.generation,
-            nonce=attempt.nonce,
-            created=rfc3339(clock.now()),
-            reason="retention",
-        )
-        create_once(store, attempt.tombstone, encode_document(document))
+    """Remove what is left of those that were given up long enough ago, and give up the condemned; return the removed.
+
+    In that order: on a full disk there is no room for a TOMBSTONE before something is removed.
+    """
     ready = [attempt for attempt in found.attempts() if found.is_given_up(attempt) and found.has_remains(attempt)]
-    if grace_s is not None:
-        if condemned:
-            clock.sleep(grace_s)
-        ready.extend(condemned)
+    buried = _sweep(store, found, ready, clock, watch=watch)
+    for attempt in condemned:
+        give_up(store, attempt, clock, reason="retention")
+    if grace_s is not None and condemned:
+        clock.sleep(grace_s)
+        buried += _sweep(store, found, condemned, clock, watch=watch)
+    return buried
+
+
+def give_up(store: Store, attempt: Attempt, clock: Clock, *, reason: str) -> None:
+    """Write the TOMBSTONE of an attempt: from now on it does not count, whoever commits it; its data is garbage."""
+    document = Tombstone(
+        step=attempt.step,
+        generation=attempt.generation,
+        nonce=attempt.nonce,
+        created=rfc3339(clock.now()),
+        reason=reason,
+    )
+    create_once(store, attempt.tombstone, encode_document(document))
+
+
+def _sweep(store: Store, found: _Found, ready: Iterable[Attempt], clock: Clock, *, watch: bool) -> list[Attempt]:
+    """Remove what attempts with a TOMBSTONE have stored, unless somebody reads them."""
     # The marks again, after the tombstone: a reader writes its mark first and looks for the tombstone then.
-    buried = [attempt for attempt in sorted(set(ready)) if held_back(store, attempt, clock, watch=watch) is None]
+    buried = [attempt for attempt in sorted(ready) if held_back(store, attempt, clock, watch=watch) is None]
     for attempt in buried:
         each(store.delete, sorted(found.data.get(attempt, ())))
         names = found.names.get(attempt, ())
