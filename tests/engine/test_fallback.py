@@ -188,3 +188,55 @@ def test_what_is_saved_and_not_wanted_any_more_is_named_and_left_out_only_when_t
     step, events = restored(LocalStore(run), into, Peers.current(), strict=False)
     assert step == 30
     assert any("data" in event.message for event in events if isinstance(event, Notice))
+
+
+def test_a_run_that_was_copied_with_its_directory_restores(run: Path) -> None:
+    copied = run.with_name("copied")
+    shutil.copytree(run, copied)  # as cp -r: new times, new inodes
+    shutil.rmtree(run)
+    into = items(0)
+    assert restored(LocalStore(copied), into, Peers.current())[0] == 30
+    assert state_of(into) == {30}
+    store = LocalStore(copied)
+    (rank,) = make_ranks(store, 1, continues=read_line(store).commits[0])
+    save([rank], 40)
+    assert [commit.step for commit in read_line(store).commits] == [40, 30, 20, 10]
+
+
+def tensors(step: float, *names: str) -> dict[str, Any]:
+    return {"model": {name: torch.full((LENGTH,), float(step)) for name in names}}
+
+
+@pytest.mark.parametrize("with_third", [False, True])
+def test_falling_back_leaves_no_value_of_the_damaged_step(tmp_path: Path, *, with_third: bool) -> None:
+    """What only the damaged step has may be overwritten already: an older step without it is then not usable."""
+    store = LocalStore(tmp_path / "run")
+    (rank,) = make_ranks(store, 1)
+    saves = [(10, ("a", "z")), (20, ("a",)), (30, ("a", "z"))] if with_third else [(20, ("a",)), (30, ("a", "z"))]
+    for step, names in saves:
+        captured = capture(tensors(step, *names), rank=0, world_size=1)
+        rank.saver.save(step, captured, reason="test").wait(30)
+    victim = only(tmp_path / "run", "data/*/*/000000000030-000000-0")
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 1
+    victim.write_bytes(content)
+    into = tensors(0, "a", "z")
+    if with_third:
+        step, events = restored(store, into, Peers.current(), strict=False)
+        assert step == 10
+        assert {float(value) for each in into["model"].values() for value in each} == {10.0}
+        assert any("lacks model.z" in event.why for event in events if isinstance(event, FellBack))
+    else:
+        with pytest.raises(CorruptError, match=r"step 20: it lacks model\.z") as caught:
+            restored(store, into, Peers.current(), strict=False)
+        assert caught.value.kind is ErrorKind.NOTHING_USABLE
+
+
+def test_a_start_that_continued_what_is_lost_now_is_no_fresh_start(run: Path) -> None:
+    store = LocalStore(run)
+    make_ranks(store, 1, continues=read_line(store).commits[0])
+    for commit in run.glob("steps/*/*/COMMIT"):
+        commit.unlink()
+    into = items(0)
+    with pytest.raises(CorruptError, match="continues step 30"):
+        restore(store, into, Peers.current(), resume="auto", bus=Bus())

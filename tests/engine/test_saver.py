@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import pytest
 import torch
 
 from resilient.catalog.commit import read_manifest
 from resilient.catalog.line import read_line
+from resilient.engine import persist
 from resilient.engine.handle import SaveHandle
 from resilient.engine.peers import Peers
 from resilient.engine.restore import load_into
@@ -190,3 +192,108 @@ def test_retention_keeps_the_last_and_frees_the_rest(store: MemoryStore) -> None
     assert rank.saver.drain(30)
     assert [commit.step for commit in read_line(store).commits] == [6, 5]
     assert len(list(store.list("data/"))) <= 3, "data of pruned steps goes at the latest one save later"
+
+
+def test_a_commit_that_a_newer_launch_has_outdated_is_a_failed_save(store: MemoryStore) -> None:
+    (rank,) = make_ranks(store, 1)
+    save_all([rank], 1, [{"s": state(1)}])[0].wait(30)
+    make_ranks(store, 1, continues=read_line(store).at(1))
+    (handle,) = save_all([rank], 2, [{"s": state(2)}])
+    with pytest.raises(ConflictError, match="generation 2 has taken over") as caught:
+        handle.wait(30)
+    assert caught.value.kind is ErrorKind.TAKEN_OVER
+    assert (rank.saver.newest_committed, rank.saver.failures) == (1, 1)
+
+
+@pytest.mark.parametrize("victim", ["run.json", "generations/", ""])
+def test_a_save_into_a_run_whose_documents_were_deleted_fails_and_names_them(store: MemoryStore, victim: str) -> None:
+    (rank,) = make_ranks(store, 1)
+    save_all([rank], 1, [{"s": state(1)}])[0].wait(30)
+    for key in list(store.list("")):
+        if key.startswith(victim):
+            store.delete(key)
+    (handle,) = save_all([rank], 2, [{"s": state(2)}])
+    with pytest.raises(StoreError, match=victim or "generations/") as caught:
+        handle.wait(30)
+    assert caught.value.kind is ErrorKind.SAVE_FAILED
+    assert rank.saver.newest_committed == 1
+
+
+def test_a_save_costs_the_same_after_many_others() -> None:
+    class Counting(MemoryStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[str] = []
+
+        def get(self, key: str) -> bytes:
+            self.calls.append(f"get {key}")
+            return super().get(key)
+
+        def size(self, key: str) -> int:
+            self.calls.append(f"size {key}")
+            return super().size(key)
+
+        def list(self, prefix: str) -> Iterator[str]:
+            self.calls.append(f"list {prefix}")
+            return super().list(prefix)
+
+    store = Counting()
+    (rank,) = make_ranks(store, 1)
+    costs = []
+    for step in range(1, 21):
+        store.calls.clear()
+        save_all([rank], step, [{"s": state(step)}])[0].wait(30)
+        costs.append(len(store.calls))
+        assert not [call for call in store.calls if call.startswith("list ") and call != "list generations/"]
+    assert set(costs) == {costs[0]}, "it must not depend on how many were saved before"
+    assert costs[0] <= 12, store.calls
+
+
+class Small(MemoryStore):
+    """A store with room for so many bytes of data."""
+
+    room = 0
+
+    def put(self, key: str, parts: Sequence[BytesLike]) -> None:
+        if key.startswith("data/"):
+            used = sum(self.size(each) for each in self.list("data/"))
+            if used + sum(map(len, parts)) > self.room:
+                raise StoreError(f"no space for {key}", kind=ErrorKind.NO_SPACE)
+        super().put(key, parts)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_full_disk_recovers_by_what_retention_and_failed_saves_give_back(size: int) -> None:
+    """Two are kept and there is room for three and a half: what is given up stays until the next save, or failure."""
+    store = Small()
+    store.room = int(3.5 * 4 * 5003)
+    ranks = make_ranks(store, size, SaveSettings(keep=Keep(last=2)))
+    outcomes = []
+    for step in range(1, 13):
+        errors = []
+        for handle in save_all(ranks, step, [{"s": state(step)}] * size):
+            try:
+                handle.wait(60)
+            except (StoreError, PeerError) as error:
+                errors.append(error)
+        assert all(rank.saver.drain(30) for rank in ranks)
+        outcomes.append(not errors)
+    assert not all(outcomes), "the test wants a disk that is full at times"
+    assert outcomes.count(True) >= 6
+    assert not any(not one and not following for one, following in pairwise(outcomes)), outcomes
+    kept = {commit.step for commit in read_line(store).commits}
+    assert len(kept) == 2
+    for step, good in enumerate(outcomes[:-1], 1):  # of the last one, a rank that succeeded leaves its part
+        assert good or not [key for key in store.list("data/") if f"/{step:012d}-" in key], f"step {step} is left"
+
+
+def test_a_rank_that_cannot_write_all_its_data_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persist, "MAX_OBJECT_NBYTES", CHUNK)
+    store = Small()
+    store.room = 3 * CHUNK
+    (rank,) = make_ranks(store, 1, SaveSettings(chunk_nbytes=CHUNK))
+    (handle,) = save_all([rank], 1, [{"s": state(1)}])
+    with pytest.raises(StoreError, match="no space"):
+        handle.wait(30)
+    assert list(store.list("data/")) == []
+    assert [key.rpartition("/")[2] for key in store.list("steps/")] == ["TOMBSTONE"]

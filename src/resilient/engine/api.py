@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal, SupportsIndex
 
 import msgspec
 
 from resilient.catalog.generations import claim_generation, write_base
+from resilient.catalog.launch import check_no_other_launch
 from resilient.catalog.line import read_line
 from resilient.catalog.run_info import open_run
 from resilient.clock import SYSTEM_CLOCK
@@ -21,7 +23,7 @@ from resilient.engine.handle import SaveHandle
 from resilient.engine.peers import Peers
 from resilient.engine.restore import load_into
 from resilient.engine.saver import Saver, SaveSettings
-from resilient.errors import ConflictError, ErrorKind, NotFoundError
+from resilient.errors import ConflictError, ErrorKind, NotFoundError, UsageError
 from resilient.events import Bus
 from resilient.format.documents import Claim, Commit, decode_document, encode_document
 from resilient.state.capture import capture
@@ -32,6 +34,8 @@ from resilient.store.probe import probe
 Place = str | os.PathLike[str] | Store
 
 _PEER_TIMEOUT_S = 300.0
+_STEP_LIMIT: Final = 10**12
+"""Keys have twelve digits for the step."""
 
 
 @dataclass(slots=True)
@@ -60,7 +64,7 @@ before_threads_end(_drain_all)
 
 def save(
     store: Place,
-    step: int,
+    step: SupportsIndex,
     items: Mapping[str, object],
     *,
     storage_options: Mapping[str, Any] | None = None,
@@ -72,14 +76,16 @@ def save(
 
     Args:
         store: a URL, a path or a `Store`.
-        step: completed steps of training; larger than that of any step that this process saved, or loaded, there.
+        step: completed steps of training, at least 0 and below 10**12; larger than that of any step that this process
+            saved, or loaded, there.
         items: named modules, optimizers, objects with ``state_dict``/``load_state_dict``, or nested dicts.
         storage_options: for the fsspec filesystem behind a URL.
 
     Raises:
-        UsageError: a leaf cannot be saved (it is named); nothing was written.
-        ConflictError: the step, or a later one, is there already.
+        UsageError: the step is no such number, or a leaf cannot be saved (it is named); nothing was written.
+        ConflictError: the step, or a later one, is there already; or a training run lives there (kind ``run-in-use``).
     """
+    step = _checked(step)
     peers = Peers.current()
     captured = capture(items, rank=peers.rank, world_size=peers.world_size)
     place = _open(store, storage_options)
@@ -152,6 +158,21 @@ def checkpoints(store: Place, *, storage_options: Mapping[str, Any] | None = Non
     return [Checkpoint(place, commit) for commit in read_line(place).commits]
 
 
+def _checked(step: object) -> int:
+    """Return a step as the int that it is, numpy's included."""
+    try:
+        number = operator.index(step) if not isinstance(step, bool) else -1  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if not 0 <= number < _STEP_LIMIT:
+        raise UsageError(
+            f"step {step!r} is not a whole number of at least 0 and below 10**12",
+            kind=ErrorKind.INVALID_ARGUMENT,
+            hint="pass the number of completed training steps",
+        )
+    return number
+
+
 def _open(store: Place, storage_options: Mapping[str, Any] | None) -> Store:
     return open_store(store, storage_options=storage_options)
 
@@ -171,10 +192,13 @@ def _start(store: Store, peers: Peers) -> _Session:
     probe(store)
 
     def claim() -> bytes:
+        launch = uuid.uuid4().hex
         open_run(store, create=True, clock=SYSTEM_CLOCK)
+        # A generation of this process would take all that the run saves from now on off the line.
+        check_no_other_launch(store, launch=launch, takeover=False, clock=SYSTEM_CLOCK)
         commits = read_line(store).commits
         continues = _continue_from.get(store.url) or (commits[0] if commits else None)
-        mine = claim_generation(store, world_size=peers.world_size, launch=uuid.uuid4().hex, heartbeat=False)
+        mine = claim_generation(store, world_size=peers.world_size, launch=launch, heartbeat=False)
         write_base(store, mine, continues)
         newest = None if continues is None else continues.step
         return msgspec.msgpack.encode((encode_document(mine), newest))

@@ -37,7 +37,7 @@ def divide(captured: Captured, *, world_size: int, chunk_nbytes: int, agreed: bo
     for index, leaf in enumerate(captured.tensors):
         if leaf.alias is not None:
             continue
-        holders = everybody if agreed and _is_plain(leaf) else leaf.holders
+        holders = everybody if agreed and is_plain(leaf) else leaf.holders
         shift = int.from_bytes(digest(f"{leaf.item}/{leaf.name}".encode())[:4], "little")
         itemsize = ITEMSIZE[leaf.dtype]
         for number, box in enumerate(split(leaf.box, itemsize, chunk_nbytes)):
@@ -52,10 +52,10 @@ def divide(captured: Captured, *, world_size: int, chunk_nbytes: int, agreed: bo
 
 def signature(captured: Captured) -> bytes:
     """Return a digest of which plain tensors there are: equal on two ranks if and only if they hold the same ones."""
-    plain = sorted(f"{leaf.item}/{leaf.name} {leaf.dtype} {leaf.shape}" for leaf in captured.tensors if _is_plain(leaf))
+    plain = sorted(f"{leaf.item}/{leaf.name} {leaf.dtype} {leaf.shape}" for leaf in captured.tensors if is_plain(leaf))
     return digest("\n".join(plain).encode())
 
 
-def _is_plain(leaf: TensorLeaf) -> bool:
+def is_plain(leaf: TensorLeaf) -> bool:
     # A box declared by the user (`Shard`) may be on any ranks: each that holds it stores it.
     return leaf.holders is None and leaf.rank is None and leaf.box == Box.whole(leaf.shape)

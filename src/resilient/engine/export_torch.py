@@ -6,6 +6,7 @@ writes is for leaving: nothing here ever reads it.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -25,6 +26,7 @@ from resilient.state.tensors import dtype_of
 from resilient.state.trees import build
 from resilient.store.base import Store
 from resilient.store.open import open_store
+from resilient.store.os_faults import store_error
 
 Progress = Callable[[int, int], None]
 
@@ -95,7 +97,10 @@ def read_item(store: Store, manifest: Manifest, item: str, progress: Progress | 
 
 
 def main(arguments: list[str]) -> int:
-    """Export ``PLACE STEP FOLDER [ITEM ...]``; errors go to stderr, and their exit code is the process's."""
+    """Export ``PLACE STEP FOLDER [ITEM ...]``; return the exit code.
+
+    Errors go to stderr for people, and to stdout as a line of JSON for the command that started this.
+    """
     place, step, folder, *items = arguments
     store = open_store(place)
     try:
@@ -103,10 +108,18 @@ def main(arguments: list[str]) -> int:
         for file in export_torch(store, read_manifest(store, commit), Path(folder), items=items or None):
             sys.stdout.write(f"{file}\n")
     except ResilientError as error:
-        hint = f"hint: {error.hint}\n" if error.hint else ""
-        sys.stderr.write(f"error: {error}\n{hint}")
-        return error.exit_code
+        return _report(error)
+    except OSError as error:
+        return _report(store_error(error, doing="export", path=Path(folder)))
     return 0
+
+
+def _report(error: ResilientError) -> int:
+    hint = f"hint: {error.hint}\n" if error.hint else ""
+    sys.stderr.write(f"error: {error}\n{hint}")
+    found = {"kind": str(error.kind), "message": str(error), "hint": error.hint}
+    sys.stdout.write(json.dumps({"error": found}) + "\n")
+    return error.exit_code
 
 
 if __name__ == "__main__":

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from resilient.catalog.commit import write_receipt
+from resilient.catalog.prune import give_up
+from resilient.clock import Clock
 from resilient.engine.stage import StagedPiece
+from resilient.errors import StoreError
 from resilient.format.digest import digest
 from resilient.format.documents import NOT_HERE, Chunk, Object, Receipt, Tensor, Value
 from resilient.format.layout import Attempt
@@ -41,27 +45,33 @@ def persist(
     writer: Writer,
     captured: Captured,
     staged: Sequence[StagedPiece],
+    clock: Clock,
 ) -> int:
     """Write what this rank stores, then its receipt; return the bytes of data written.
 
     Pieces that another rank stores are only listed, with a digest where they were staged, so that the commit can
-    compare.
+    compare. If the data cannot be written, what was written of it is removed again and the attempt is given up.
     """
     tensors = describe_tensors(captured)
     numbers = {(tensor.item, tensor.name): number for number, tensor in enumerate(tensors)}
     number_of = [numbers[leaf.item, leaf.name] for leaf in captured.tensors]
     chunks: list[Chunk] = []
     objects: list[Object] = []
-    mine = [each for each in staged if each.piece.owner in (None, writer.rank)]
+    groups = list(_grouped([each for each in staged if each.piece.owner in (None, writer.rank)]))
     others = [each for each in staged if each.piece.owner not in (None, writer.rank)]
-    for part, group in enumerate(_grouped(mine)):
-        key = attempt.data(writer.rank, part)
+    for part, group in enumerate(groups):
         start = 0
         for each in group:
             chunks.append(_chunk(each, number_of, part, start))
             start += each.piece.nbytes
-        store.put(key, [each.data for each in group])
-        objects.append(Object(key=key, nbytes=start))
+        objects.append(Object(key=attempt.data(writer.rank, part), nbytes=start))
+    try:
+        for written, group in zip(objects, groups, strict=True):
+            store.put(written.key, [each.data for each in group])
+    except StoreError as error:
+        if not error.retryable:  # else the store is away: nothing can be removed, and trying would take long again
+            _withdraw(store, attempt, objects, clock)
+        raise
     chunks.extend(_chunk(each, number_of, NOT_HERE, 0) for each in others)
     receipt = Receipt(
         step=attempt.step,
@@ -77,6 +87,17 @@ def persist(
     )
     write_receipt(store, receipt)
     return sum(each.nbytes for each in objects)
+
+
+def _withdraw(store: Store, attempt: Attempt, objects: Sequence[Object], clock: Clock) -> None:
+    """Free what a rank has written of an attempt for which it will never write a receipt, so which cannot be committed.
+
+    The TOMBSTONE lets retention remove what the other ranks have written of it, without waiting for a restart.
+    """
+    with suppress(StoreError):  # the error that led here is the one to tell; a later life collects what stays
+        for each in objects:
+            store.delete(each.key)
+        give_up(store, attempt, clock, reason="a rank could not write its data")
 
 
 def describe_tensors(captured: Captured) -> tuple[Tensor, ...]:

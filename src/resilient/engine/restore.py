@@ -23,6 +23,8 @@ from resilient.store.base import Store
 
 Resume: TypeAlias = Literal["auto", "required", "never"]
 _CANDIDATES: Final = 50
+_Name: TypeAlias = tuple[str, str]
+"""An item, and the name of a tensor in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +77,11 @@ def restore(
             raise _nothing(store)
         return None
     reasons = list(found.ignored)
+    touched: set[_Name] = set()
     for commit in found.commits:
         started_s = clock.monotonic()
         try:
-            nbytes = _restore_one(store, items, peers, commit, bus, timeout_s, strict=strict, whole=True)
+            nbytes = _restore_one(store, items, peers, commit, bus, timeout_s, strict=strict, touched=touched)
         except (CorruptError, NotFoundError) as error:
             reasons.append(f"step {commit.step}: {error}")
             bus.emit(FellBack(rank=peers.rank, step=commit.step, why=str(error)))
@@ -112,7 +115,7 @@ def load_into(
     timeout_s: float = 1800.0,
 ) -> int:
     """Fill the items from this very step, on all ranks or with an error on all; return the bytes read by this rank."""
-    return _restore_one(store, items, peers, commit, bus, timeout_s, strict=strict, whole=False)
+    return _restore_one(store, items, peers, commit, bus, timeout_s, strict=strict, touched=None)
 
 
 def _candidates(store: Store, peers: Peers, timeout_s: float) -> _Candidates:
@@ -137,9 +140,12 @@ def _restore_one(
     timeout_s: float,
     *,
     strict: bool,
-    whole: bool,
+    touched: set[_Name] | None,
 ) -> int:
     """Fill the items from one step, which is marked as being read meanwhile.
+
+    ``touched``: what steps that turned out to be damaged may have overwritten, to which this step adds its own; None if
+    there is no falling back, and other items of the checkpoint are left alone.
 
     Two agreements: before anything is touched (so that a mismatch on one rank changes nothing on any), and before the
     values are installed (so that all ranks have this step, or none keeps it).
@@ -154,13 +160,23 @@ def _restore_one(
         manifest = read_manifest(store, commit)
         rank, world_size = peers.rank, peers.world_size
         loading = prepare(
-            items, manifest, rank=rank, world_size=world_size, strict=strict, whole=whole, notices=notices
+            items,
+            manifest,
+            rank=rank,
+            world_size=world_size,
+            strict=strict,
+            whole=touched is not None,
+            notices=notices,
         )
+        if touched and not strict:  # else what the newer step has and this one lacks is a mismatch, or was never in use
+            _check_refills(touched, loading)
         plan.append((manifest, loading))
         return msgspec.msgpack.encode(loading.unexpected)
 
     def read() -> bytes:
         ((manifest, loading),) = plan
+        if touched is not None:
+            touched.update(_names(loading))
         return str(fill(store, manifest, loading.targets)).encode()
 
     with marked:
@@ -176,6 +192,22 @@ def _restore_one(
         bus.emit(Notice(rank=peers.rank, message=notice))
     plan[0][1].finish()
     return nbytes
+
+
+def _names(loading: Loading) -> set[_Name]:
+    return {(target.tensor.item, target.tensor.name) for target in loading.targets}
+
+
+def _check_refills(touched: set[_Name], loading: Loading) -> None:
+    """Refuse a step that lacks what a newer one, which turned out to be damaged, has overwritten already."""
+    stale = sorted(touched - _names(loading))
+    if stale:
+        raise CorruptError(
+            f"it lacks {', '.join('.'.join(name) for name in stale[:5])}{', ...' if len(stale) > 5 else ''}, "
+            "where values of a newer, damaged step are already",
+            kind=ErrorKind.INCOMPLETE,
+            hint="load this very step in a new process",
+        )
 
 
 def _together(peers: Peers, topic: str, work: Callable[[], bytes], timeout_s: float) -> list[bytes]:

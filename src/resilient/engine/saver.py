@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from resilient.catalog.commit import read_commit, try_commit
-from resilient.catalog.line import read_line
+from resilient.catalog.line import read_chain, read_line
+from resilient.catalog.once import exists
 from resilient.catalog.prune import prune
 from resilient.clock import SYSTEM_CLOCK, Clock, Deadline
 from resilient.engine.division import Piece, divide, signature
@@ -18,6 +19,7 @@ from resilient.engine.persist import SMALL_NBYTES, Writer, persist
 from resilient.engine.stage import Arena, StagedPiece
 from resilient.errors import ConflictError, ErrorKind, PeerError, ResilientError, StoreError
 from resilient.events import Bus, Notice, Pruned, SaveCommitted, SaveFailed, SavePersisted, SaveStarted
+from resilient.format import layout
 from resilient.format.documents import Claim, Commit
 from resilient.format.layout import Attempt
 from resilient.policy.keep import Keep
@@ -166,8 +168,11 @@ class Saver:
         try:
             self._persist(job, handle)
             commit = self._commit(job)
+            self._prove(commit)
         except BaseException as error:  # noqa: BLE001 -- thread main: the handle carries it to whoever waits
             self._failed(handle, error)
+            if isinstance(error, ResilientError) and error.kind in (ErrorKind.NO_SPACE, ErrorKind.PEER_FAILED):
+                self._prune()  # what was given up before still takes up the space
             return
         self.failures = 0
         self.newest_committed = commit.step
@@ -184,7 +189,7 @@ class Saver:
             # Everything that is held was copied, so only the owners change: each rank now stores its share.
             owned = self._divide(job.captured, agreed=True)
             staged = [replace(each, piece=piece) for each, piece in zip(staged, owned, strict=True)]
-        nbytes = persist(self._store, job.attempt, self._writer, job.captured, staged)
+        nbytes = persist(self._store, job.attempt, self._writer, job.captured, staged, self._clock)
         self.persist_s = self._clock.monotonic() - job.started_s
         event = SavePersisted(rank=self._writer.rank, step=job.attempt.step, nbytes=nbytes, duration_s=self.persist_s)
         self._bus.emit(event)
@@ -232,6 +237,30 @@ class Saver:
             clock=self._clock,
         )
 
+    def _prove(self, commit: Commit) -> None:
+        """Raise if no reader would count a commit: another launch has taken over, or the run's documents are gone.
+
+        Asks for the documents that decide, not for the whole line: a save must cost the same after a thousand others.
+        """
+        if self._writer.rank != 0:
+            return
+        void = f"{self._store.url}: {commit.attempt} is committed and does not count"
+        chain = read_chain(self._store, [commit.attempt])
+        counts = chain.holds(commit.attempt)
+        if not counts and chain.head >= commit.generation:
+            raise ConflictError(
+                f"{void}: generation {chain.head} has taken over",
+                kind=ErrorKind.TAKEN_OVER,
+                hint="stop this job: what it saves is lost",
+            )
+        if not counts or not exists(self._store, layout.RUN):
+            gone = layout.RUN if counts else f"{layout.GENERATIONS} or parts of it"
+            raise StoreError(
+                f"{void}: somebody deleted {gone}",
+                kind=ErrorKind.SAVE_FAILED,
+                hint="put it back, or save to another place: what is saved here cannot be found",
+            )
+
     def _prune(self) -> None:
         """Apply retention. A failure here is not a failure of the save: it is said, and the next save tries again."""
         if self._settings.keep is None or self._writer.rank != 0:
@@ -249,7 +278,8 @@ class Saver:
     def _failed(self, handle: SaveHandle, error: BaseException) -> None:
         self.failures += 1
         self.last_error = error
-        what = f"{type(error).__name__}: {error}"
+        hint = f" (hint: {error.hint})" if isinstance(error, ResilientError) and error.hint else ""
+        what = f"{type(error).__name__}: {error}{hint}"
         self._bus.emit(SaveFailed(rank=self._writer.rank, step=handle.step, error=what))
         if not handle.persisted.done():
             self._give_up(handle.step, what)

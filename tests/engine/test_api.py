@@ -1,0 +1,61 @@
+"""Saving by hand: what is refused before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import resilient
+from resilient.catalog.generations import claim_generation
+from resilient.catalog.launch import Heartbeat
+from resilient.catalog.line import read_line
+from resilient.errors import ConflictError, ErrorKind, UsageError
+from resilient.store.local import LocalStore
+from tests.engine.rank_threads import make_ranks
+
+STATE = {"model": {"w": torch.ones(2)}}
+
+
+@pytest.mark.parametrize("step", [-1, 10**12, True, 1.0, "7", None, np.float64(3), np.True_])
+def test_a_step_that_is_no_number_of_steps_is_refused_and_nothing_is_written(tmp_path: Path, step: Any) -> None:
+    with pytest.raises(UsageError, match="step") as caught:
+        resilient.save(tmp_path / "run", step, STATE)
+    assert caught.value.kind is ErrorKind.INVALID_ARGUMENT
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("step", [0, 10**12 - 1, np.int64(5), np.uint8(6)])
+def test_every_other_step_is_saved_as_the_number_that_it_is(tmp_path: Path, step: Any) -> None:
+    resilient.save(tmp_path, step, STATE).wait(30)
+    assert [checkpoint.step for checkpoint in resilient.checkpoints(tmp_path)] == [int(step)]
+
+
+def test_a_place_where_a_run_lives_takes_no_bare_save_and_the_run_goes_on(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    make_ranks(store, 1)
+    claim_generation(store, world_size=1, launch="f" * 32, heartbeat=True)
+    heartbeat = Heartbeat(store, "f" * 32)
+    heartbeat.start()
+    before = sorted(store.list("generations/"))
+    try:
+        with pytest.raises(ConflictError, match="in use by process") as caught:
+            resilient.save(tmp_path, 1, STATE)
+    finally:
+        heartbeat.close()
+    assert caught.value.kind is ErrorKind.RUN_IN_USE
+    assert sorted(store.list("generations/")) == before
+    resilient.save(tmp_path, 1, STATE).wait(30)  # it has ended
+    assert [commit.step for commit in read_line(store).commits] == [1]
+
+
+def test_a_module_without_a_name_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    model: Any = torch.nn.Linear(2, 2)
+    resilient.save(tmp_path, 1, {"model": model}).wait(30)
+    for call in (lambda: resilient.save(tmp_path, 2, model), lambda: resilient.load(tmp_path, model)):
+        with pytest.raises(UsageError, match="not a Linear") as caught:
+            call()
+        assert '{"model": model}' in str(caught.value.hint)
