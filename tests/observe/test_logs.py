@@ -26,7 +26,7 @@ CASES = [
     (events.FellBack(step=7, why="bad digest"), "step 7 is not usable, taking an older one: bad digest"),
     (events.SaveCommitted(step=7, nbytes=100, duration_s=1.04), "saved step 7 (100 B, 1.0 s)"),
     (events.SaveFailed(step=7, error="disk full"), "the save of step 7 failed, training goes on: disk full"),
-    (events.SaveSkipped(step=7, why="busy"), "step 7 is not saved: busy"),
+    (events.SaveSkipped(step=7, why="busy"), "no save at step 7: busy"),
     (events.Notice(message="done"), "done"),
 ]
 
@@ -51,7 +51,7 @@ def test_saves_left_out_for_one_reason_are_one_line(caplog: pytest.LogCaptureFix
     lines = Lines()
     for step, why in [(2, "busy with 1"), (3, "busy with 1"), (4, "busy with 1"), (6, "busy with 5")]:
         lines(events.SaveSkipped(step=step, why=why))
-    assert caplog.messages == ["step 2 is not saved: busy with 1", "step 6 is not saved: busy with 5"]
+    assert caplog.messages == ["no save at step 2: busy with 1", "no save at step 6: busy with 5"]
 
 
 @pytest.mark.parametrize("configured", [True, False])

@@ -28,8 +28,10 @@ class Training:
 
 def plain(training: Training) -> None:
     training.optimizer.zero_grad()
+    training.other.zero_grad()
     training.backward()
     training.optimizer.step()
+    training.other.step()
 
 
 def zeroed_at_the_end(training: Training) -> None:
@@ -43,6 +45,7 @@ def zeroed_in_place(training: Training) -> None:
     training.backward()
     training.optimizer.step()
     training.optimizer.zero_grad(set_to_none=False)
+    training.other.zero_grad(set_to_none=False)
 
 
 def accumulated_within_the_turn(training: Training) -> None:
@@ -50,6 +53,7 @@ def accumulated_within_the_turn(training: Training) -> None:
     for _ in range(3):
         training.backward()
     training.optimizer.step()
+    training.other.step()
 
 
 def scaled(training: Training) -> None:
@@ -59,7 +63,7 @@ def scaled(training: Training) -> None:
     training.scaler.update()
 
 
-def skipped_by_the_scaler(training: Training) -> None:
+def skip(training: Training) -> None:
     training.optimizer.zero_grad()
     training.scaler.scale(training.one(torch.full((2, 3), float("inf"))).sum()).backward()
     before = training.one.weight.clone()
@@ -69,12 +73,14 @@ def skipped_by_the_scaler(training: Training) -> None:
 
 
 def adversarial(training: Training) -> None:
+    training.optimizer.zero_grad()
     training.other.zero_grad()
     training.backward()
     training.other.step()
     training.optimizer.zero_grad()
     training.backward()  # leaves gradients in the other model, too
     training.optimizer.step()
+    training.other.zero_grad()
 
 
 def no_training_at_all(training: Training) -> None:
@@ -87,7 +93,6 @@ CLEAN = [
     zeroed_in_place,
     accumulated_within_the_turn,
     scaled,
-    skipped_by_the_scaler,
     adversarial,
     no_training_at_all,
 ]
@@ -133,8 +138,66 @@ def test_a_gradient_that_no_step_has_used_is_pending(
     training.watch.end_turn()
     assert training.watch.pending()
     training.optimizer.step()
+    training.other.step()
     assert training.watch.stepped
     assert not training.watch.pending()
+
+
+def test_a_step_uses_the_gradients_of_its_own_optimizer_alone() -> None:
+    training = Training()
+    training.backward()
+    training.optimizer.step()
+    training.watch.end_turn()
+    assert training.watch.pending()
+    assert training.watch.only_left()
+    training.backward()  # nobody has stepped since: these are not left, they are to come
+    assert not training.watch.only_left()
+    training.optimizer.step()
+    training.other.step()
+    training.watch.end_turn()
+    assert not training.watch.pending()
+
+
+def test_what_is_left_can_be_disregarded_and_what_is_to_come_cannot() -> None:
+    training = Training()
+    training.watch.disregard_left()
+    training.backward()
+    training.optimizer.step()
+    assert not training.watch.pending()
+    training.backward()
+    assert training.watch.pending()
+
+
+def test_a_step_that_the_scaler_leaves_out_has_used_the_gradients_of_the_only_optimizer() -> None:
+    training = Training()
+    training.watch = BoundaryWatch({"optimizer": training.optimizer, "scaler": training.scaler})
+    skip(training)
+    training.watch.end_turn()
+    assert not training.watch.pending()
+
+
+def test_a_step_that_the_scaler_leaves_out_has_not_used_what_another_optimizer_accumulates() -> None:
+    training = Training()
+    training.backward()
+    skip(training)
+    training.watch.end_turn()
+    assert training.watch.pending()
+    plain(training)
+    training.watch.end_turn()
+    assert not training.watch.pending()
+
+
+@pytest.mark.parametrize("tracked", ["module", "dictionary"])
+def test_without_an_optimizer_a_change_of_tensors_is_seen(tracked: str) -> None:
+    model = nn.Linear(2, 2)
+    watch = BoundaryWatch({"it": model if tracked == "module" else {"deep": [model.weight, 3]}})
+    assert watch.blind
+    assert not watch.changed()
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert watch.changed()
+    watch.end_turn()
+    assert not watch.changed()
 
 
 def test_closing_takes_the_hooks_away() -> None:

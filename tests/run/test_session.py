@@ -253,7 +253,9 @@ def test_a_loop_that_is_left_by_break_saves_no_half_step(after: str, tmp_path: P
             if run.step == 3:
                 break
 
-    loop(tmp_path, body)
+    with contextlib.nullcontext() if after != "backward" else pytest.raises(SystemExit) as caught:
+        loop(tmp_path, body)
+    assert caught is None or caught.value.code == 3, "the last step is not saved, and the exit code does not say it"
     found = resilient.checkpoints(tmp_path)
     assert [each.step for each in found] == {"nothing": [3], "backward": [], "step": [4]}[after]
     for each in found:
@@ -349,6 +351,20 @@ def test_the_sampler_of_the_data_must_be_tracked(tmp_path: Path) -> None:
     main()
 
 
+def test_the_data_must_be_in_the_order_of_the_tracked_sampler(tmp_path: Path) -> None:
+    @resilient.train(tmp_path)
+    def main(run: Run) -> None:
+        sampler = ElasticSampler(LENGTH, BATCH, 0)
+        run.track(state={"w": torch.zeros(1)}, data=sampler)
+        for shuffle in (True, False):
+            with pytest.raises(UsageError, match="order of its own") as caught:
+                run.steps(DataLoader(Rows(), batch_size=BATCH, shuffle=shuffle))
+            assert "batch_sampler=sampler" in str(caught.value.hint)
+        assert len(list(run.steps(DataLoader(Rows(), batch_sampler=list(sampler)), total=2))) == 2  # perhaps a wrapper
+
+    main()
+
+
 def test_what_cannot_be_saved_is_named_at_track(tmp_path: Path) -> None:
     @resilient.train(tmp_path)
     def main(run: Run) -> None:
@@ -394,6 +410,26 @@ def test_a_second_launch_is_refused_while_the_first_lives(tmp_path: Path) -> Non
 
     Training(tmp_path)(during=during)
     assert Training(tmp_path)().step == 12  # the first has ended, in this very process
+
+
+def test_a_launch_that_is_taken_over_stops_at_once_and_nothing_that_it_saves_later_is_listed(tmp_path: Path) -> None:
+    def take_over(run: Run) -> None:
+        if run.step == 4:
+            run.save().wait(30)
+            newer()
+        elif run.step > 4:
+            run.save().committed.exception(30)
+
+    def newer() -> None:
+        assert Training(tmp_path, takeover=True, every=1000)(total=6).step == 6
+
+    older = Training(tmp_path, every=1000)
+    with pytest.raises(ConflictError, match="generation 2 has taken over") as caught:
+        older(total=100, during=take_over)
+    assert caught.value.kind is ErrorKind.TAKEN_OVER
+    assert caught.value.exit_code
+    assert older.step == 5, "it went on, although nothing that it saves counts"
+    assert [(each.step, each.generation) for each in resilient.checkpoints(tmp_path)] == [(6, 2), (4, 1)]
 
 
 class Failing(MemoryStore):

@@ -230,6 +230,7 @@ def test_frozen_then_and_not_now_or_the_reverse_is_matched_by_name_and_reported(
     assert any("model.0.weight" in line for line in notices)
     if in_optimizer:
         assert same(again.state[other.get_parameter("2.weight")], optimizer.state[model.get_parameter("2.weight")])
+        assert any("model.2.weight has state of training, and is frozen now" in line for line in notices)
     else:
         assert any("model.2.weight is frozen now" in line for line in notices)
     train(other, again, 1)

@@ -129,6 +129,38 @@ TREES = st.recursive(
 )
 
 
+def test_containers_that_the_program_holds_stay_the_objects_that_they_are() -> None:
+    state: dict[str, Any] = {
+        "history": [1, 2, 3],
+        "log": {"loss": [0.5], "count": Counter("aab"), "last": deque([1, 2], maxlen=4)},
+        "mixed": {"w": torch.ones(1), "seen": ["x"]},
+        "kind": [1],
+        "length": deque([1, 2], maxlen=2),
+    }
+    into: dict[str, Any] = {
+        "history": [9],
+        "log": {"loss": [], "count": Counter("b"), "last": deque(maxlen=4), "gone": 1},
+        "mixed": {"w": torch.zeros(1), "seen": []},
+        "kind": (1,),
+        "length": deque(maxlen=9),
+    }
+    log, mixed = into["log"], into["mixed"]
+    held = [into["history"], log, log["loss"], log["count"], log["last"], mixed, mixed["seen"]]
+    load(save({"state": state}), {"state": into})
+    assert same(state, into)
+    assert into["length"].maxlen == 2
+    log, mixed = into["log"], into["mixed"]
+    now = [into["history"], log, log["loss"], log["count"], log["last"], mixed, mixed["seen"]]
+    assert all(a is b for a, b in zip(held, now, strict=True)), "a container was replaced, not filled"
+
+
+def test_one_container_in_two_places_never_gets_the_contents_of_the_other() -> None:
+    shared: list[int] = []
+    into: dict[str, Any] = {"a": shared, "b": {"c": shared}}
+    load(save({"state": {"a": [1], "b": {"c": [2]}}}), {"state": into})
+    assert into == {"a": [1], "b": {"c": [2]}}
+
+
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.dictionaries(st.text("abc", min_size=1), TREES, max_size=4))
 def test_a_structure_is_rebuilt_from_its_leaves_alone(tree: dict[str, Any]) -> None:

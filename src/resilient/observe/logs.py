@@ -61,7 +61,7 @@ def _describe(event: events.Event) -> tuple[int, str]:
         case events.SaveFailed():
             return logging.WARNING, f"the save of step {event.step} failed, training goes on: {event.error}"
         case events.SaveSkipped():
-            return logging.WARNING, f"step {event.step} is not saved: {event.why}"
+            return logging.WARNING, f"no save at step {event.step}: {event.why}"
         case events.SaveCommitted():
             return logging.INFO, f"saved step {event.step} ({_size(event.nbytes)}, {event.duration_s:.1f} s)"
         case events.Notice():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from resilient.errors import ErrorKind, UsageError
 from resilient.run.sampler import ElasticSampler
@@ -12,6 +14,8 @@ from resilient.state.items import unwrapped
 from resilient.state.rng import Rng
 
 T = TypeVar("T")
+
+_ORDERS_OF_TORCH: Final = (RandomSampler, SequentialSampler, DistributedSampler)
 
 
 def start_pass(iterable: Iterable[T], rng: Rng, *, step: int, rank: int) -> Iterator[T]:
@@ -21,6 +25,8 @@ def start_pass(iterable: Iterable[T], rng: Rng, *, step: int, rank: int) -> Iter
     where the uninterrupted run made none: its random numbers would differ from then on.
     """
     before = rng.snapshot()
+    # Seeds of its own for each pass: where nothing else draws, every epoch would see the same augmentations.
+    rng.derive(before, step=step, rank=rank)
     iterator = iter(iterable)
     rng.restore(before, step=step, rank=rank)
     return iterator
@@ -32,7 +38,8 @@ def samplers_of(iterable: Iterable[object], tracked: Sequence[ElasticSampler]) -
     That is the one which it has, if it shows one; else (a generator around a loader shows nothing) every tracked one.
 
     Raises:
-        UsageError: it has one that is not tracked, so that its position would be lost.
+        UsageError: it has one that is not tracked, so that its position would be lost; or one is tracked, and this
+            loader draws its samples in torch's own order.
     """
     for candidate in (iterable, getattr(iterable, "batch_sampler", None), getattr(iterable, "sampler", None)):
         if isinstance(candidate, ElasticSampler):
@@ -43,6 +50,14 @@ def samplers_of(iterable: Iterable[object], tracked: Sequence[ElasticSampler]) -
                     hint="pass it to run.track, as in run.track(..., data=sampler)",
                 )
             return (candidate,)
+    # Of any other type it may be a wrapper around the tracked one.
+    own_batches = type(getattr(iterable, "batch_sampler", None)) is BatchSampler
+    if tracked and own_batches and type(getattr(iterable, "sampler", None)) in _ORDERS_OF_TORCH:
+        raise UsageError(
+            "this DataLoader draws its samples in an order of its own, not in that of the tracked ElasticSampler",
+            kind=ErrorKind.INVALID_ARGUMENT,
+            hint="DataLoader(dataset, batch_sampler=sampler), without batch_size, shuffle and sampler",
+        )
     return tuple(tracked)
 
 

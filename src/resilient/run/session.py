@@ -15,6 +15,7 @@ from resilient.catalog.generations import write_base
 from resilient.clock import SYSTEM_CLOCK, Clock
 from resilient.config import Settings
 from resilient.engine.handle import SaveHandle
+from resilient.engine.replicas import check_replicas
 from resilient.engine.restore import RestoredFrom, restore
 from resilient.engine.saver import Saver, SaveSettings
 from resilient.errors import ErrorKind, PeerError, ResilientError, StoreError, UsageError
@@ -36,6 +37,8 @@ _RNG: Final = "rng"
 _END: Final = "end"
 _LAST_WAIT_S: Final = 30.0
 _EMPTY_PASSES: Final = 2
+_IDLE_PASSES: Final = 1000  # more than anybody has epochs
+_MAX_DEFERRALS: Final = 100  # boundaries for which an owed save waits for gradients that a GAN would never use
 _WITH_WARNINGS: Final = 3  # the exit code of a training that finished, but whose end is not saved
 
 
@@ -83,6 +86,9 @@ class Run:
         self._in_turn = False
         self._dirty = False
         self._owed = False
+        self._deferrals = 0
+        self._total: int | None = None
+        self._idle_passes = 0
         self._last_save_s = clock.monotonic()
         self._last_save: SaveHandle | None = None
         self._tally = {"failed": 0, "skipped": 0}
@@ -122,6 +128,7 @@ class Run:
             UsageError: something cannot be saved, or differs from the checkpoint; it is named. Nothing was changed.
             CorruptError: there are checkpoints, and none is usable.
             NotFoundError: there is none, and ``resume`` is "required".
+            ConflictError: kind ``divergent``: the ranks hold different states under one name.
         """
         if self._watch is not None:
             raise _misused("run.track was called before", "name all items in one call")
@@ -139,6 +146,8 @@ class Run:
             timeout_s=self._settings.restore_timeout_s,
             clock=self._clock,
         )
+        restored = capture(self._items, rank=self.rank, world_size=self.world_size)
+        check_replicas(restored, self._peers, timeout_s=self._settings.restore_timeout_s)
         commit = self._resumed.commit if self._resumed is not None else None
         if self.rank == 0:
             # Before the first save: what is saved counts only on a line that says where it continues from.
@@ -160,16 +169,24 @@ class Run:
             iterable: a ``DataLoader`` with an `ElasticSampler`, the sampler itself, or anything else that can be
                 iterated.
             total: go round again, epoch after epoch, until that many steps of the run's whole life are complete.
-                None: one pass.
+                None: one pass; of a run that has ended normally before, an empty one.
 
         Raises:
-            UsageError: nothing is tracked yet; or the data is empty, pass after pass.
+            UsageError: nothing is tracked yet; or the data is empty, pass after pass; or a run that has ended is asked
+                for a second pass, without ``total``.
             StoreError: kind ``save-failed``: too many saves in a row failed.
         """
         watch = self._tracked()
         tracked = [item for item in self._items.values() if isinstance(item, ElasticSampler)]
         self._samplers = samplers_of(iterable, tracked)
+        self._total = total
         if total is None and self._finished():
+            self._idle_passes += 1
+            if self._idle_passes > _IDLE_PASSES:  # a loop until some epoch would go round for ever
+                raise _misused(
+                    f"the run is complete at step {self._step}, so there is no further pass without total",
+                    "pass total=, the number of steps of the run's whole life, to train on",
+                )
             return iter(())
         return self._turns(iterable, total, watch)
 
@@ -180,6 +197,9 @@ class Run:
         drawn counts as not yet used, and a resume draws it again. A step that is saved already, or is being saved,
         is not saved again: its handle is returned.
 
+        Where no ``torch.optim.Optimizer`` is tracked, the only sign of a step is that tensors of tracked modules and
+        dictionaries have changed: what is changed elsewhere, or through ``tensor.data``, goes unnoticed.
+
         Raises:
             UsageError: kind ``not-a-boundary``: the state is no longer that of the last boundary, or gradients are
                 pending.
@@ -187,8 +207,10 @@ class Run:
         watch = self._tracked()
         if self._dirty or (self._in_turn and watch.stepped):
             raise _no_boundary(self._step, "the optimizer has stepped since")
+        if self._in_turn and watch.changed():
+            raise _no_boundary(self._step, "tensors that are tracked have changed since")
         if watch.pending():
-            raise _no_boundary(self._step, "there are gradients that no optimizer step has used yet")
+            raise _no_boundary(self._step, "there are gradients that no optimizer step has used yet", watch.advice())
         return self._handle_of(self._step) or self._save(reason)
 
     @contextmanager
@@ -209,7 +231,7 @@ class Run:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def _turns(self, iterable: Iterable[T], total: int | None, watch: BoundaryWatch) -> Iterator[T]:
-        self._start_steps(iterable)
+        self._start_steps(iterable, watch)
         empty = 0
         while total is None or self._step < total:
             before = self._step
@@ -223,7 +245,7 @@ class Run:
                     "pass something that can be iterated again and again, such as a DataLoader; a generator cannot",
                 )
 
-    def _start_steps(self, iterable: Iterable[object]) -> None:
+    def _start_steps(self, iterable: Iterable[object], watch: BoundaryWatch) -> None:
         self._loader = position_of(iterable, self._items)
         if self._resumed is not None and self._steps_here == 0:
             # Last of all: what the program drew since run.track must not move the run's own numbers.
@@ -233,7 +255,9 @@ class Run:
                     "the position in the data is not restored: this data begins anew (an ElasticSampler would continue)"
                 )
         self._rng_at_boundary = self._rng.snapshot()
+        watch.hold()
         self._schedule.start(self._step)
+        self._save_if_owed(watch)
 
     def _one_pass(self, iterable: Iterable[T], total: int | None, watch: BoundaryWatch) -> Iterator[T]:
         for batch in start_pass(iterable, self._rng, step=self._step, rank=self.rank):
@@ -244,13 +268,14 @@ class Run:
                 self._left_in_turn(watch)
                 raise
             self._end_turn(watch)
+            self._raise_if_hopeless()
             self._save_if_due(watch, last_of_pass=total is None and any(each.consumed == 0 for each in self._samplers))
             if total is not None and self._step >= total:
                 return
 
     def _end_turn(self, watch: BoundaryWatch) -> None:
         watch.end_turn()
-        self._in_turn = False
+        self._in_turn = self._dirty = False
         self._step += 1
         self._steps_here += 1
         for sampler in self._samplers:
@@ -263,22 +288,41 @@ class Run:
         """The loop was left by ``break``: the turn counts if its optimizer step was done, else its batch is unused."""
         if watch.stepped:
             self._end_turn(watch)
+            self._save_if_due(watch, last_of_pass=True)
         self._in_turn = False
-        self._dirty = watch.blind or watch.pending()
+        self._dirty = watch.blind or (watch.pending() and not watch.only_left())
 
     # --- saving -------------------------------------------------------------------------------------------------------
 
     def _save_if_due(self, watch: BoundaryWatch, *, last_of_pass: bool) -> None:
-        self._raise_if_hopeless()
         in_flight = self._last_save.step if self._last_save is not None and self._saver.busy else None
         self._owed |= self._schedule.due(self._context(), in_flight)
-        # Between micro-batches the gradients are state that no checkpoint has. At the end of the only pass the run
-        # may be over, which the checkpoint then says: the save that is owed is made at the end, or after one more
-        # step.
-        if self._owed and not last_of_pass and not watch.pending():
+        # At the end of a pass, or where the loop is left, the run may be over, which the checkpoint then says: the save
+        # that is owed is made at the end, or when the next pass starts.
+        if not last_of_pass:
+            self._save_if_owed(watch)
+
+    def _save_if_owed(self, watch: BoundaryWatch) -> None:
+        # Between micro-batches the gradients are state that no checkpoint has.
+        if self._owed and not self._dirty and not self._deferred(watch):
             self._owed = False
             if self._handle_of(self._step) is None:
                 self._save("interval")
+
+    def _deferred(self, watch: BoundaryWatch) -> bool:
+        """Say whether an owed save has to wait for gradients; not for ever for those that may never be used."""
+        if not watch.pending():
+            self._deferrals = 0
+            return False
+        self._deferrals = self._deferrals + 1 if watch.only_left() else 0
+        if self._deferrals <= _MAX_DEFERRALS:
+            return True
+        watch.disregard_left()
+        self._notice(
+            f"a save has waited for {_MAX_DEFERRALS} steps for gradients that another optimizer's step left: from now"
+            f" on they are taken for discarded and are not saved; {watch.advice()}"
+        )
+        return False
 
     def _save(self, reason: str) -> SaveHandle:
         self._last_save_s = self._clock.monotonic()
@@ -325,6 +369,9 @@ class Run:
 
     def _raise_if_hopeless(self) -> None:
         failures = self._saver.failures
+        error = self._saver.last_error
+        if failures and isinstance(error, ResilientError) and error.kind is ErrorKind.TAKEN_OVER:
+            raise error  # another save would be as void: every further step is work for nothing
         if failures >= self._settings.max_failed_saves:
             raise StoreError(
                 f"{failures} saves in a row failed; {self._newest()}",
@@ -361,15 +408,16 @@ class Run:
 
     def _finish(self, watch: BoundaryWatch) -> None:
         if self._steps_here == 0 and self._resumed is not None:
-            self._notice(f"nothing to do: the run is complete at step {self._step}")
+            passed = self._total is not None and self._total < self._step
+            what = f"total={self._total} is passed: the run is" if passed else "the run is complete"
+            self._notice(f"nothing to do: {what} at step {self._step}")
             return
         if self._dirty:
             self._notice(f"the loop was left within a step: step {self._step} is the last that could be saved")
         elif self._steps_here and self._handle_of(self._step) is None:
             if watch.pending():
-                self._notice(
-                    "the gradients since the last optimizer step are lost: the data ended between micro-batches"
-                )
+                why = watch.advice() or "the data ended between micro-batches"
+                self._notice(f"gradients that no step of their optimizer has used are not saved: {why}")
             self._save(_END)
         self._saver.drain(self._settings.commit_timeout_s)
         self._take_leave()
@@ -377,7 +425,7 @@ class Run:
         self._notice(
             f"done: {self._steps_here} steps, now at step {self._step}; {self._newest()}{counts and f' ({counts})'}"
         )
-        if self._steps_here and not self._dirty and self._newest_step() != self._step:
+        if self._steps_here and self._newest_step() != self._step:
             raise SystemExit(_WITH_WARNINGS)
 
     def _take_leave(self) -> None:
@@ -440,9 +488,10 @@ def _misused(message: str, hint: str) -> UsageError:
     return UsageError(message, kind=ErrorKind.INVALID_ARGUMENT, hint=hint)
 
 
-def _no_boundary(step: int, why: str) -> UsageError:
+def _no_boundary(step: int, why: str, hint: str | None = None) -> UsageError:
     return UsageError(
         f"the state is not that of a step boundary (step {step} is complete): {why}",
         kind=ErrorKind.NOT_A_BOUNDARY,
-        hint="call run.save at the start of a turn, right after the batch was drawn, and not between micro-batches",
+        hint=hint
+        or "call run.save at the start of a turn, right after the batch was drawn, and not between micro-batches",
     )

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from resilient.format import values
 from resilient.state.gathering import Gathering, unsaveable
-from resilient.state.items import item_of, own, tree_of, unwrapped
+from resilient.state.items import described, own, tree_of, unwrapped
 from resilient.state.leaves import Captured
 from resilient.state.modules import Slot
 from resilient.state.optimizers import gather_optimizer
@@ -30,10 +30,10 @@ def capture(items: Mapping[str, object], *, rank: int, world_size: int) -> Captu
         UsageError: something cannot be saved, named by item, path and type; two leaves have one name; an optimizer has
             a parameter that none of the modules owns.
     """
-    described = [item_of(name, value) for name, value in items.items()]
+    described_items = described(items)
     owners = own(items)
-    found = [Gathering(item.name, rank=rank, world_size=world_size, per_rank=item.per_rank) for item in described]
-    for item, into in zip(described, found, strict=True):
+    found = [Gathering(item.name, rank=rank, world_size=world_size, per_rank=item.per_rank) for item in described_items]
+    for item, into in zip(described_items, found, strict=True):
         content = unwrapped(items[item.name])
         try:
             if isinstance(content, nn.Module):
@@ -46,7 +46,7 @@ def capture(items: Mapping[str, object], *, rank: int, world_size: int) -> Captu
         except values.Unsaveable as error:
             raise unsaveable(item.name, "a dictionary's key", error) from None
     return Captured(
-        items=tuple(described),
+        items=tuple(described_items),
         tensors=tuple(leaf for each in found for leaf in each.tensors),
         values=tuple(leaf for each in found for leaf in each.values),
     )

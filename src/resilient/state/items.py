@@ -25,6 +25,17 @@ def own(items: Mapping[str, object]) -> Owners:
     return Owners(modules)
 
 
+def described(items: object) -> list[Item]:
+    """Return how items are described, in order; raise `UsageError` if they are no items by name, or one is none."""
+    if not isinstance(items, Mapping):
+        raise UsageError(
+            f"items by name are wanted, not a {type(items).__qualname__}",
+            kind=ErrorKind.INVALID_ARGUMENT,
+            hint='give it a name of your choice, as in {"model": model}',
+        )
+    return [item_of(name, value) for name, value in items.items()]
+
+
 def item_of(name: object, value: object) -> Item:
     """Return how an item is described; raise `UsageError` if it is nothing that can be saved."""
     if not isinstance(name, str) or not name:

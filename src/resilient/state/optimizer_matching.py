@@ -105,6 +105,8 @@ class OptimizerMatching:
 
         content = match.rebuild(("state", name), destination)
         if content is not NOTHING:
+            if not parameter.requires_grad:
+                match.notices.append(f"{match.item}: {name} has state of training, and is frozen now")
             match.plan.installs.append(lambda: _refill(state[parameter], content))
         elif parameter in state:
             match.notices.append(f"{match.item}: {name} had no state when this was saved: the present one is dropped")

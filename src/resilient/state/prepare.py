@@ -14,7 +14,7 @@ from resilient.errors import ErrorKind, UsageError
 from resilient.format import values
 from resilient.format.documents import Item, Manifest
 from resilient.state.gathering import unsaveable
-from resilient.state.items import item_of, own, tree_of, unwrapped
+from resilient.state.items import described, own, tree_of, unwrapped
 from resilient.state.matching import NOTHING, Matching
 from resilient.state.modules import Slot
 from resilient.state.optimizer_matching import OptimizerMatching
@@ -52,13 +52,13 @@ def prepare(
         UsageError: all that is missing, unexpected, or of another shape or dtype, in one error (kind ``mismatch``), and
             nothing was changed; or what `capture` would raise for these items.
     """
+    described_items = described(items)
     if not items:
         raise UsageError(
             "nothing was asked to be loaded", kind=ErrorKind.INVALID_ARGUMENT, hint="name at least one item"
         )
-    described = [item_of(name, value) for name, value in items.items()]
     loader = _Loader(own(items), manifest, rank=rank, world_size=world_size, strict=strict, notices=notices)
-    for item in described:
+    for item in described_items:
         try:
             loader.match(item, unwrapped(items[item.name]))
         except values.Unsaveable as error:

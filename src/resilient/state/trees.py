@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -126,18 +128,52 @@ def _raw(key: Key) -> object:
     return values.decode(key[0]) if isinstance(key, tuple) else key
 
 
-def replaced(node: Any, new: Mapping[Path, Any], at: Path = ()) -> Any:
-    """Put new contents at some paths of a structure, in place, and return it; a tuple that changes is made anew."""
-    if at in new:
-        return new[at]
-    if isinstance(node, dict):
-        for key in node:
-            node[key] = replaced(node[key], new, (*at, key_of(key)))
-    elif isinstance(node, list):
-        node[:] = [replaced(child, new, (*at, i)) for i, child in enumerate(node)]
-    elif isinstance(node, tuple):
-        children = [replaced(child, new, (*at, -1 - i)) for i, child in enumerate(node)]
-        if any(now is not before for now, before in zip(children, node, strict=True)):
-            make = getattr(type(node), "_make", tuple)  # a named tuple is made by another constructor
-            return make(children)
-    return node
+def replaced(root: Any, new: Mapping[Path, Any]) -> Any:
+    """Put new contents at some paths of a structure, in place, and return it; a tuple that changes is made anew.
+
+    Dictionaries, lists and deques stay the objects that they are where the new contents have their type: the program
+    may hold them under a name of its own.
+    """
+    return _Replacing(new).replaced(root, ())
+
+
+class _Replacing:
+    """One replacement; knows which containers are filled, as one that is in two places cannot have two contents."""
+
+    def __init__(self, new: Mapping[Path, Any]) -> None:
+        self._new = new
+        self._filled: set[int] = set()
+
+    def replaced(self, node: Any, at: Path) -> Any:
+        if at in self._new:
+            return self._fill(node, self._new[at])
+        if isinstance(node, dict):
+            for key in node:
+                node[key] = self.replaced(node[key], (*at, key_of(key)))
+        elif isinstance(node, list):
+            node[:] = [self.replaced(child, (*at, i)) for i, child in enumerate(node)]
+        elif isinstance(node, tuple):
+            children = [self.replaced(child, (*at, -1 - i)) for i, child in enumerate(node)]
+            if any(now is not before for now, before in zip(children, node, strict=True)):
+                make = getattr(type(node), "_make", tuple)  # a named tuple is made by another constructor
+                return make(children)
+        return node
+
+    def _fill(self, node: Any, content: Any) -> Any:
+        if type(node) is not type(content) or id(node) in self._filled:
+            return content
+        if isinstance(node, dict):
+            self._filled.add(id(node))
+            entries = {key: self._fill(node[key], child) if key in node else child for key, child in content.items()}
+            node.clear()
+            for key, child in entries.items():
+                node[key] = child  # not update(), which adds in a Counter
+        elif isinstance(node, list | deque) and getattr(node, "maxlen", None) == getattr(content, "maxlen", None):
+            self._filled.add(id(node))
+            children = [self._fill(old, child) for old, child in zip(node, content, strict=False)]
+            children += itertools.islice(content, len(children), None)
+            node.clear()
+            node.extend(children)
+        else:
+            return content
+        return node
