@@ -64,7 +64,7 @@ def test_an_error_crosses_processes_with_all_that_it_says(cls: type[ResilientErr
         assert str(back) == str(error) == "step 3: object data/x is gone"
         assert (back.kind, back.hint, back.rank) == (ErrorKind.IO, "take an older step", 2)
         assert getattr(back, "retryable", None) == getattr(error, "retryable", None)
-        assert back.__notes__ == ["hint: take an older step"]
+        assert back.__notes__ == [f"kind: {back.kind}", "hint: take an older step"]
 
 
 def test_a_traceback_ends_with_the_hint() -> None:

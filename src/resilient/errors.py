@@ -71,8 +71,10 @@ class ResilientError(Exception):
         self.kind = kind
         self.hint = hint
         self.rank = rank
+        # PEP 678: tracebacks show notes, and the kind is what the documents are ordered by.
+        self.add_note(f"kind: {kind}")
         if hint is not None:
-            self.add_note(f"hint: {hint}")  # PEP 678: tracebacks and the CLI both show it
+            self.add_note(f"hint: {hint}")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross processes; the default would lose the keyword-only arguments.

@@ -88,3 +88,23 @@ def test_ls_of_1000_committed_steps_is_quick(tmp_path: Path) -> None:
         took.append(time.monotonic() - started_s)
         assert len(done.stdout.splitlines()) == 1001, done.stderr
     assert min(took) < 3, took
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("options", [("--json",), ()])
+@pytest.mark.parametrize("exists", [True, False])
+def test_an_output_that_takes_nothing_is_said_in_one_line(run: Path, options: tuple[str, ...], *, exists: bool) -> None:
+    place = run if exists else run / "nothing"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "resilient.cli.main", "ls", str(place), *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("hint: ")]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ")
+    assert done.returncode == (13 if exists else 10)

@@ -86,3 +86,73 @@ def test_a_file_where_a_directory_should_be_is_said_in_one_line(tmp_path: Path, 
     assert lines[0].startswith("error: ")
     assert str(file) in lines[0]
     assert lines[1].startswith("hint: a file is where a directory should be")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ls"],
+        ["nosuch"],
+        ["--bogus", "ls", "RUN"],
+        ["ls", "RUN", "--bogus"],
+        ["ls", "RUN", "another"],
+        ["prune", "RUN"],
+        ["prune", "RUN", "--keep-last", "0"],
+        ["restore", "RUN"],
+        ["restore", "RUN", "DEST", "--format", "zip"],
+        ["restore", "RUN", "DEST", "--items", ""],
+        ["restore", "RUN", "DEST", "--items", " , "],
+        ["restore", "RUN", "DEST@7"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_call_is_said_as_json_too_and_changes_nothing(tmp_path: Path, arguments: list[str]) -> None:
+    store = LocalStore(tmp_path / "RUN")
+    save(store, new_generation(store), 1)
+    before = sorted(tmp_path.rglob("*"))
+    absolute = [
+        each.replace("RUN", str(tmp_path / "RUN")).replace("DEST", str(tmp_path / "DEST")) for each in arguments
+    ]
+    error = error_of(absolute, 2)
+    assert set(error) == {"kind", "message", "hint"}
+    assert error["kind"] == "invalid-argument"
+    assert error["message"]
+    assert error["hint"]
+    for_people = CliRunner().invoke(main, absolute)
+    assert (for_people.exit_code, for_people.stdout) == (2, "")
+    assert for_people.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_number_too_long_for_a_step_is_part_of_the_name(tmp_path: Path) -> None:
+    assert error_of(["show", f"{tmp_path}@{'9' * 5000}"], 13)["kind"] == "io"
+    store = LocalStore(tmp_path / "run@20261130193500")
+    save(store, new_generation(store), 1)
+    assert CliRunner().invoke(main, ["ls", str(tmp_path / "run@20261130193500")]).exit_code == 0
+
+
+def test_a_directory_that_looks_like_a_step_is_named_so_that_it_can_be_read(tmp_path: Path) -> None:
+    place = tmp_path / "exp@7"
+    store = LocalStore(place)
+    save(store, new_generation(store), 1)
+    error = error_of(["ls", place], 10)
+    assert error["hint"] == f"did you mean {place}/?"
+    assert CliRunner().invoke(main, ["ls", f"{place}/"]).exit_code == 0
+    refused = error_of(["restore", f"{place}/", tmp_path / "out@7"], 2)
+    assert f"{tmp_path / 'out@7'}/" in refused["hint"]
+    assert CliRunner().invoke(main, ["restore", f"{place}/", f"{tmp_path / 'out@7'}/"]).exit_code == 0
+    assert CliRunner().invoke(main, ["ls", f"{tmp_path / 'out@7'}/"]).exit_code == 0
+
+
+def test_an_export_that_cannot_be_written_ends_with_one_error(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "run")
+    save(store, new_generation(store), 1)
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    command = ["restore", str(tmp_path / "run"), str(file / "below"), "--format", "torch"]
+    error = error_of(command, 13)
+    assert error["kind"] == "io"
+    assert str(file) in error["message"]
+    lines = CliRunner().invoke(main, command).stderr.splitlines()
+    assert lines[0].startswith("error: ")
+    assert not [line for line in lines if "Traceback" in line]

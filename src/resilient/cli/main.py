@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import click
 
-from resilient.cli.render import say_error
-from resilient.errors import ResilientError
+from resilient.cli.render import note, say_error
+from resilient.errors import ErrorKind, ResilientError, StoreError, UsageError
 
 _COMMANDS: Final = {
     "ls": "List the checkpoints of a run, newest first.",
@@ -38,15 +41,64 @@ class _Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        # Before anything is parsed: what cannot be parsed is to be said as JSON, too.
+        as_json = "--json" in args
+        with _reported(as_json=as_json):
+            ctx = super().make_context(info_name, args, parent, **extra)
+        ctx.meta["json"] = as_json
+        return ctx
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _reported(as_json=bool(ctx.meta.get("json"))):
             return super().invoke(ctx)
-        except ResilientError as error:
-            say_error(error, as_json=bool(ctx.meta.get("json")))
-            ctx.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            ctx.exit(_INTERRUPTED)
+
+
+@contextmanager
+def _reported(*, as_json: bool) -> Iterator[None]:
+    """Say what went wrong in one way, and end with the exit code that belongs to it."""
+    try:
+        yield
+    except ResilientError as error:
+        exit_code = _report(error, as_json=as_json)
+    except click.UsageError as error:
+        if not as_json:
+            raise  # click says it better, with the usage
+        exit_code = _report(_as_ours(error), as_json=True)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # whoever read the output has seen enough: click ends without a word
+        what = str(error) if error.filename else f"the output cannot be written: {error}"
+        exit_code = _report(StoreError(what, kind=ErrorKind.IO), as_json=as_json)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        exit_code = _INTERRUPTED
+    else:
+        return
+    raise click.exceptions.Exit(exit_code)
+
+
+def _as_ours(error: click.UsageError) -> UsageError:
+    """Return an error of click's as one of ours."""
+    where = error.ctx.command_path if error.ctx is not None else "resilient"
+    return UsageError(error.format_message(), kind=ErrorKind.INVALID_ARGUMENT, hint=f"see {where} --help")
+
+
+def _report(error: ResilientError, *, as_json: bool) -> int:
+    """Print an error; return the exit code. Where stdout takes nothing, stderr has to do."""
+    try:
+        if as_json:
+            say_error(error, as_json=True)
+        sys.stdout.flush()
+    except OSError as refused:
+        note(f"the output cannot be written: {refused}", kind="error")
+        sys.stdout = None  # else the interpreter tries once more at its end
+        return error.exit_code
+    if not as_json:
+        say_error(error, as_json=False)
+    return error.exit_code
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001 -- click's signature

@@ -20,7 +20,7 @@ from resilient.format.documents import Commit
 from resilient.store.base import Store
 from resilient.store.open import open_store
 
-_STEP = re.compile(r"(.+)@(\d+)", re.DOTALL)
+_STEP = re.compile(r"(.+)@([0-9]{1,12})", re.DOTALL)
 _CANDIDATES = 50
 """Among how many neighbors a run is looked for, when there is none where the argument says."""
 
@@ -68,7 +68,7 @@ def open_until_done(url: str) -> Store:
 
 
 def parse(argument: str) -> tuple[str, int | None]:
-    """Take ``RUN@STEP`` apart; what follows an ``@`` and is no number belongs to RUN."""
+    """Take ``RUN@STEP`` apart; what follows an ``@`` and cannot be a step belongs to RUN."""
     found = _STEP.fullmatch(argument)
     return (found[1], int(found[2])) if found else (argument, None)
 
@@ -89,7 +89,8 @@ def open_place(argument: str, *, even_damaged: bool = False) -> Place:
         near = _runs_near(url, store)
         if not near:
             raise
-        hint = f"did you mean {' or '.join(near)}?"
+        # With a slash where the name by itself would be read as RUN@STEP once more.
+        hint = f"did you mean {' or '.join(name if parse(name)[1] is None else f'{name}/' for name in near)}?"
         raise type(error)(str(error), kind=error.kind, hint=hint) from error
     except CorruptError as error:
         if not even_damaged or error.kind is ErrorKind.NEWER_FORMAT:

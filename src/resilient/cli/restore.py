@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -16,21 +17,22 @@ from resilient.catalog.commit import read_manifest
 from resilient.catalog.copy import copy
 from resilient.catalog.export import export_safetensors
 from resilient.catalog.marks import reading
-from resilient.cli.place import Place, open_place, open_until_done
+from resilient.cli.place import Place, open_place, open_until_done, parse
 from resilient.cli.render import json_option, note, progress, say, say_json, size
 from resilient.clock import SYSTEM_CLOCK
-from resilient.errors import CorruptError, ErrorKind, UsageError
+from resilient.errors import (
+    ConflictError,
+    CorruptError,
+    ErrorKind,
+    NotFoundError,
+    StoreError,
+    UsageError,
+)
 from resilient.format.documents import Commit
+from resilient.store.os_faults import store_error
 
 _EXPORT_TORCH: Final = "resilient.engine.export_torch"
-
-
-class _ChildFailedError(Exception):
-    """The other process has said already what went wrong."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
-        self.exit_code = exit_code
+_CLASSES: Final = {one.exit_code: one for one in (UsageError, NotFoundError, ConflictError, CorruptError, StoreError)}
 
 
 @click.command(epilog="Example: resilient restore runs/gpt@9000 exported --format safetensors --items model")
@@ -46,25 +48,34 @@ class _ChildFailedError(Exception):
 )
 @click.option("--items", help="Only these items, with commas between them.")
 @json_option
-@click.pass_context
-def restore(ctx: click.Context, run: str, destination: str, *, form: str, items: str | None, as_json: bool) -> None:
+def restore(run: str, destination: str, *, form: str, items: str | None, as_json: bool) -> None:
     """Copy a checkpoint of RUN to DEST: the newest usable one, or that of STEP.
 
     Every byte is verified on its way, and DEST holds all of it or nothing that counts. DEST must be empty or absent.
     """
+    chosen = None if items is None else _names(items)
     place = open_place(run)
-    chosen = None if items is None else [name for name in (part.strip() for part in items.split(",")) if name]
-    if form != "native":
+    if form == "native":
+        _refuse_step(destination)
+    else:
         _refuse_full(destination)
-    try:
-        commit = _restore(place, destination, form, chosen)
-    except _ChildFailedError as failed:
-        ctx.exit(failed.exit_code)
+    commit = _restore(place, destination, form, chosen)
     if as_json:
         found: dict[str, Any] = {"run": place.url, "step": commit.step, "destination": destination, "format": form}
         say_json(found | {"items": chosen or list(commit.items), "nbytes": commit.nbytes})
     else:
         say(f"step {commit.step} of {place.url} is in {destination} ({form}, {size(commit.nbytes)}, verified)")
+
+
+def _names(items: str) -> list[str]:
+    names = [name for name in (part.strip() for part in items.split(",")) if name]
+    if not names:
+        raise UsageError(
+            f"--items {items!r} names no item",
+            kind=ErrorKind.INVALID_ARGUMENT,
+            hint="leave the option out to restore all of them",
+        )
+    return names
 
 
 def _restore(place: Place, destination: str, form: str, items: Sequence[str] | None) -> Commit:
@@ -110,15 +121,34 @@ def _run_export_torch(place: Place, commit: Commit, destination: str, items: Seq
     try:
         with reading(place.store, commit):
             done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- our own module
-        if done.returncode == CorruptError.exit_code:
-            why = next((line for line in done.stderr.splitlines() if line.startswith("error: ")), "it is damaged")
-            raise CorruptError(why.removeprefix("error: "), kind=ErrorKind.BAD_DIGEST)
         if done.returncode:
-            click.echo(done.stderr.rstrip(), err=True)
-            raise _ChildFailedError(max(1, done.returncode))
-        partial.rename(folder)
+            _raise_again(done)
+        try:
+            partial.rename(folder)
+        except OSError as error:
+            raise store_error(error, doing="export", path=folder) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _raise_again(done: subprocess.CompletedProcess[str]) -> NoReturn:
+    """Raise here what ended the other process."""
+    lines = done.stdout.splitlines()
+    if done.returncode not in _CLASSES or not lines:
+        last = (done.stderr.splitlines() or ["it said nothing"])[-1]
+        raise StoreError(f"the export ended with exit code {done.returncode}: {last}", kind=ErrorKind.IO)
+    found = json.loads(lines[-1])["error"]
+    raise _CLASSES[done.returncode](found["message"], kind=ErrorKind(found["kind"]), hint=found["hint"])
+
+
+def _refuse_step(destination: str) -> None:
+    step = parse(destination)[1]
+    if step is not None:
+        raise UsageError(
+            f"{destination} could not be read again: @{step} at its end means a step",
+            kind=ErrorKind.INVALID_ARGUMENT,
+            hint=f"choose another name, or end it with a slash wherever you write it: {destination}/",
+        )
 
 
 def _refuse_full(destination: str) -> None:
