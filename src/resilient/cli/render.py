@@ -58,7 +58,7 @@ def say_error(error: ResilientError, *, as_json: bool) -> None:
     if as_json:
         say_json({"error": {"kind": str(error.kind), "message": str(error), "hint": error.hint}})
         return
-    note(str(error), kind="error")
+    note(f"{error} [{error.kind}]", kind="error")
     if error.hint is not None:
         note(error.hint, kind="hint")
 
