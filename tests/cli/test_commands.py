@@ -163,6 +163,9 @@ def test_restore_without_a_step_takes_the_newest_that_is_whole_and_says_why(
     assert "step 3 is not usable, trying step 2" in warning
     assert called("restore", run, tmp_path / "st", "--format", "safetensors")["step"] == 2
     assert sorted(path.name for path in (tmp_path / "st").iterdir()) == ["model.safetensors", "rng.safetensors"]
+    said = call("restore", run, tmp_path / "st2", "--format", "safetensors").stderr
+    assert "left out" in said
+    assert "--format torch" in said
 
 
 def test_restore_to_a_full_or_distant_place_is_refused(run: Path, tmp_path: Path) -> None:

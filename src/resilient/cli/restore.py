@@ -28,7 +28,7 @@ from resilient.errors import (
     StoreError,
     UsageError,
 )
-from resilient.format.documents import Commit
+from resilient.format.documents import Commit, Manifest
 from resilient.store.os_faults import store_error
 
 _EXPORT_TORCH: Final = "resilient.engine.export_torch"
@@ -110,6 +110,15 @@ def _restore_one(place: Place, commit: Commit, destination: str, form: str, item
         else:
             manifest = read_manifest(place.store, commit)
             export_safetensors(place.store, manifest, destination, items=items, progress=watch)
+            _say_what_is_left_out(manifest, items)
+
+
+def _say_what_is_left_out(manifest: Manifest, items: Sequence[str] | None) -> None:
+    left = dict.fromkeys(value.item for value in manifest.values if items is None or value.item in items)
+    if left:
+        note(
+            f"safetensors holds tensors only; other values are left out, of {', '.join(left)} (--format torch has them)"
+        )
 
 
 def _run_export_torch(place: Place, commit: Commit, destination: str, items: Sequence[str] | None) -> None:
