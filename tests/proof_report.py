@@ -30,7 +30,7 @@ def render(folder: Path) -> str:
     ]
     for path in sorted(folder.glob("*.jsonl")):
         title, rounds = titled(path)
-        parts.append(f"## {title}\n\n{len(rounds)} rounds, `{path.stem}`.\n")
+        parts.append(f"## {title}\n\n{len(rounds)} round{'s' * (len(rounds) != 1)}, `{path.stem}`.\n")
         parts.append(_table(rounds))
     return "\n".join(parts)
 
