@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +245,32 @@ def test_directories_that_others_made_stay(store: LocalStore) -> None:
     store.put("theirs/key", [b"x"])
     store.delete("theirs/key")
     assert names_in(store.root) == ["theirs"]
+
+
+def test_a_directory_that_another_process_tidies_away_in_between_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there_and_gone = iter([True])
+    make = Path.mkdir
+
+    def mkdir(self: Path, *args: Any, **keywords: Any) -> None:
+        if self.name == "control" and next(there_and_gone, False):
+            raise FileExistsError(17, "File exists", str(self))
+        make(self, *args, **keywords)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    store = LocalStore(tmp_path / "run")
+    assert store.create("control/probe", b"x")
+    assert store.get("control/probe") == b"x"
+
+
+def test_processes_that_make_and_tidy_one_directory_do_not_disturb_each_other(tmp_path: Path) -> None:
+    def work(number: int) -> None:
+        store = LocalStore(tmp_path / "run")  # one of its own, as every process has
+        for turn in range(100):
+            key = f"control/probe-{number}-{turn}"
+            assert store.create(key, b"x")
+            store.delete(key)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))

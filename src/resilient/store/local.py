@@ -23,7 +23,7 @@ TEMPORARY = ".tmp-"
 
 _BUFFERS_PER_WRITE = max(16, os.sysconf("SC_IOV_MAX"))
 _BYTES_PER_CALL = 1 << 30  # Linux moves at most 2 GiB - 4 KiB a call
-_TRIES = 8  # how often a directory may vanish under us (another thread tidying up) before we call it an error
+_TRIES = 100  # how often a directory may vanish under us (somebody else tidying up) before we call it an error
 
 
 class LocalStore:
@@ -170,7 +170,7 @@ class LocalStore:
             try:
                 self._make_durable(path.parent)
                 return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:  # another thread removed an empty directory between two calls
+            except FileNotFoundError:  # another thread or process removed an empty directory between two calls
                 self._durable.difference_update(path.parents)
         raise FileNotFoundError(errno.ENOENT, "the directory keeps vanishing", str(path.parent))
 
@@ -190,7 +190,8 @@ class LocalStore:
                 each.mkdir()
                 self._made.add(each)
             except FileExistsError:
-                if not each.is_dir():
+                # One look; it fails with FileNotFoundError if somebody has tidied up since: then all over again.
+                if not stat.S_ISDIR(each.stat().st_mode):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(each)) from None
             with suppress(PermissionError):  # a parent that we may pass but not read, above the place
                 _sync_folder(each.parent)
