@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +21,7 @@ from tests.figures import Figures
 PROGRAM = Path(__file__).with_name("survivor.py")
 
 
-def launch(
-    size: int, store: str, folder: Path, life: str, total: int, pause_s: float, env: Mapping[str, str] = {}
-) -> subprocess.Popen[bytes]:
+def launch(size: int, store: str, folder: Path, life: str, total: int, pause_s: float) -> subprocess.Popen[bytes]:
     log = (folder / f"log-{life}").open("wb")
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}", "--standalone", str(PROGRAM)]
     arguments = [store, str(folder), life, str(total), str(pause_s)]
@@ -32,7 +30,7 @@ def launch(
         stdout=log,
         stderr=log,
         stdin=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
@@ -66,7 +64,7 @@ def kill_one_rank(torchrun: subprocess.Popen[bytes], folder: Path, life: str, si
     return victim
 
 
-def survive(store: str, folder: Path, kills: int, figures: Figures, env: Mapping[str, str] = {}) -> None:
+def survive(store: str, folder: Path, kills: int, figures: Figures, sizes: Sequence[int] = (1, 2, 3, 4)) -> None:
     if len(figures) == kills:
         return  # proven before: the kills of one run count only together
     total, pause_s = 40 + 50 * kills, 0.03
@@ -77,16 +75,15 @@ def survive(store: str, folder: Path, kills: int, figures: Figures, env: Mapping
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    size, sizes = 4, [4]
+    size = 4
     for number in range(kills):
         life = str(number)
-        torchrun = launch(size, store, folder, life, total, pause_s, env)
+        torchrun = launch(size, store, folder, life, total, pause_s)
         victim = kill_one_rank(torchrun, folder, life, size, rng)
         done = max(samples(folder, life)) + 1
         rounds.append({"life": number, "ranks": size, "killed_rank": victim, "steps_done": done})
-        size = rng.randint(1, 4)
-        sizes.append(size)
-    finish(launch(size, store, folder, str(kills), total, 0.0, env), folder, str(kills))
+        size = rng.choice(sizes)
+    finish(launch(size, store, folder, str(kills), total, 0.0), folder, str(kills))
     check_samples(whole, folder, kills, total)
     check_state(whole, folder, kills, exact=set(sizes) == {4})
     for each in rounds:
@@ -135,3 +132,12 @@ def test_a_killed_run_on_s3_ends_as_if_it_had_not_been(
 ) -> None:
     rounds = figures("survival-s3", "The same on a real S3 server with credentials")
     survive(s3_url, tmp_path, count(1, 20), rounds)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1800)
+def test_a_killed_run_on_the_same_number_of_ranks_ends_bit_for_bit_as_if_it_had_not_been(
+    tmp_path: Path, count: Callable[[int, int], int], figures: Callable[[str, str], Figures]
+) -> None:
+    rounds = figures("survival-bitwise", "FSDP2 on 4 ranks, one rank killed, restarted on 4 ranks: equal bit for bit")
+    survive(str(tmp_path / "run"), tmp_path, count(1, 5), rounds, sizes=(4,))
