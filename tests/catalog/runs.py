@@ -11,13 +11,16 @@ import numpy.typing as npt
 
 from resilient.catalog.commit import try_commit, write_receipt
 from resilient.catalog.generations import claim_generation, write_base
+from resilient.catalog.merge import Merge
 from resilient.catalog.run_info import open_run
 from resilient.clock import SYSTEM_CLOCK
 from resilient.format import values
 from resilient.format.box import Box
+from resilient.format.chunks import NOT_HERE, Chunk, Chunks
 from resilient.format.digest import digest
-from resilient.format.documents import NOT_HERE, Chunk, Claim, Commit, Item, Object, Receipt, Tensor, Value
+from resilient.format.documents import Claim, Commit, Item, Manifest, Object, Receipt, Tensor, Value
 from resilient.format.layout import Attempt
+from resilient.format.receipts import encode_receipt
 from resilient.store.base import Store
 
 Array = npt.NDArray[Any]
@@ -110,7 +113,7 @@ class ReceiptMaker:
             items=tuple(self.items.values()),
             tensors=tuple(self.tensors.values()),
             objects=(Object(self.attempt.data(self.rank, 0), len(content)),) if content else (),
-            chunks=tuple(self.chunks),
+            chunks=Chunks.of(self.chunks),
             values=tuple(self.values),
         )
 
@@ -120,6 +123,14 @@ class ReceiptMaker:
         receipt = self.receipt()
         write_receipt(store, receipt)
         return receipt
+
+
+def merge(receipts: Sequence[Receipt]) -> Manifest:
+    """Merge receipts as a committer does that has read them."""
+    merging = Merge(receipts[0].attempt, receipts[0].world_size)
+    for receipt in receipts:
+        merging.add(encode_receipt(receipt), "it")
+    return merging.manifest()
 
 
 def attempt_of(claim: Claim, step: int) -> Attempt:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 import pytest
 
-from resilient.catalog.commit import read_commit, read_manifest, try_commit, write_receipt
+from resilient.catalog.commit import read_commit, try_commit, write_receipt
+from resilient.catalog.contents import read_manifest
 from resilient.catalog.fetch import read_chunk
 from resilient.clock import SYSTEM_CLOCK
 from resilient.errors import ConflictError, CorruptError, ErrorKind
+from resilient.format.box import Box
 from resilient.format.documents import Commit
+from resilient.format.receipts import decode_receipt, encode_receipt
 from resilient.store.memory import MemoryStore
 from tests.catalog.runs import HandClock, ReceiptMaker, attempt_of, commit_of, new_generation, save, tensors_of
 
@@ -220,8 +224,6 @@ def test_committers_that_saw_different_sets_write_different_manifests_and_one_co
         def get(self, key: str) -> bytes:
             if key != attempt.receipt(1):
                 return store.get(key)
-            from resilient.format.documents import decode_receipt, encode_receipt
-
             receipt = decode_receipt(store.get(key), key)
             return encode_receipt(msgspec.structs.replace(receipt, items=receipt.items[::-1]))
 
@@ -240,3 +242,45 @@ def test_committers_that_saw_different_sets_write_different_manifests_and_one_co
     assert len(manifests) == 2
     assert commit_of(store, attempt) == second
     read_manifest(store, second)
+
+
+class Asked(MemoryStore):
+    """Notes which receipts are asked for, and lists those of ``hidden`` ranks only later, as a stale store may."""
+
+    def __init__(self, hidden: frozenset[int] = frozenset()) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.asked: list[str] = []
+
+    def get(self, key: str) -> bytes:
+        self.asked.append(key)
+        return super().get(key)
+
+    def list(self, prefix: str) -> Iterator[str]:
+        return (key for key in super().list(prefix) if not any(key.endswith(f"{rank:06d}") for rank in self.hidden))
+
+    def receipts_asked(self) -> int:
+        return sum("/receipts/" in key for key in self.asked)
+
+
+def test_waiting_for_a_large_job_asks_for_few_names_and_a_stale_listing_delays_nothing() -> None:
+    world_size, last = 500, 499
+    store = Asked(hidden=frozenset({3, 77, 400}))
+    attempt = attempt_of(new_generation(store), 1)
+    row = np.zeros((world_size, 1), np.float32)
+    for rank in range(last):
+        ReceiptMaker(attempt, rank, world_size).tensor("w", row, Box((rank, 0), (1, 1))).write(store)
+    store.asked.clear()
+    for _ in range(10):
+        assert commit_of(store, attempt, world_size=world_size) == (last,)
+    assert store.receipts_asked() <= 10 * 4, "only those that are not listed"
+    ReceiptMaker(attempt, last, world_size).tensor("w", row, Box((last, 0), (1, 1))).write(store)
+    assert isinstance(commit_of(store, attempt, world_size=world_size), Commit), "not listed is not missing"
+
+
+def test_of_a_job_that_has_hardly_begun_a_few_ranks_are_looked_for() -> None:
+    store = Asked()
+    attempt = attempt_of(new_generation(store), 1)
+    store.asked.clear()
+    assert commit_of(store, attempt, world_size=5000) == tuple(range(5000))
+    assert store.receipts_asked() <= 64

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from resilient.catalog import copy as copying
-from resilient.catalog.commit import read_manifest
+from resilient.catalog.contents import read_manifest
 from resilient.catalog.copy import copy
 from resilient.catalog.fetch import read_chunk
 from resilient.catalog.line import read_line

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from resilient.catalog.commit import read_manifest
+from resilient.catalog.contents import read_manifest
 from resilient.catalog.export import export_safetensors
 from resilient.catalog.line import read_line
 from resilient.errors import CorruptError, ErrorKind, NotFoundError, StoreError, UsageError

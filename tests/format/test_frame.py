@@ -8,6 +8,7 @@ import pytest
 
 from resilient.errors import CorruptError, ErrorKind
 from resilient.format import frame
+from resilient.format.chunks import Chunks
 from resilient.format.documents import (
     Claim,
     Commit,
@@ -16,10 +17,9 @@ from resilient.format.documents import (
     Tensor,
     Value,
     decode_document,
-    decode_receipt,
     encode_document,
-    encode_receipt,
 )
+from resilient.format.receipts import decode_receipt, encode_receipt
 
 COMMIT = Commit(
     step=12,
@@ -43,7 +43,7 @@ RECEIPT = Receipt(
     items=(Item("model", "module"),),
     tensors=(Tensor("model", "w.1", ("w", 1, -1, (b"\x01",)), "float32", (2, 3)),),
     objects=(),
-    chunks=(),
+    chunks=Chunks.of(()),
     values=(Value("model", "v", ("v",), b"\x01", 1),),
 )
 
@@ -73,7 +73,7 @@ def test_every_flipped_bit_and_every_truncation_is_noticed(sealed: str) -> None:
 def test_a_document_of_another_kind_is_refused() -> None:
     with pytest.raises(CorruptError, match="not a claim"):
         decode_document(Claim, encode_document(COMMIT), "it")
-    with pytest.raises(CorruptError, match="not a rcpt"):
+    with pytest.raises(CorruptError, match="not a receipt"):
         decode_receipt(frame.seal(b"MNFT", b""), "it")
 
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from resilient.catalog.merge import merge
+from typing import Final
+
+from resilient.catalog.merge import Merge
 from resilient.catalog.once import create_once, exists, read_document, read_or_none
-from resilient.catalog.parallel import each
+from resilient.catalog.parallel import each, in_order
+from resilient.catalog.references import check_references
 from resilient.clock import Clock, rfc3339
 from resilient.errors import ConflictError, CorruptError, ErrorKind
 from resilient.format.digest import digest
-from resilient.format.documents import (
-    Commit,
-    Manifest,
-    Receipt,
-    decode_manifest,
-    decode_receipt,
-    encode_document,
-    encode_manifest,
-    encode_receipt,
-)
+from resilient.format.documents import Commit, Manifest, Receipt, encode_document
 from resilient.format.layout import Attempt
+from resilient.format.manifests import encode_manifest
+from resilient.format.receipts import encode_receipt
 from resilient.store.base import Store
+
+_UNLISTED: Final = 64
+"""Receipts that are looked for under their names at once, without asking for a listing first."""
+_READERS: Final = 128
+"""Receipts that are read at once, from a store whose calls wait: 32,768 round trips of 50 ms are half an hour."""
 
 
 def write_receipt(store: Store, receipt: Receipt) -> None:
@@ -55,25 +56,23 @@ def try_commit(
     committed = read_document(store, Commit, attempt.commit)
     if committed is not None:
         return _own(committed, attempt)
-    # 2. Receipts by exact names: a listing may be stale.
-    found = each(lambda rank: read_or_none(store, attempt.receipt(rank)), range(world_size))
-    missing = tuple(rank for rank, data in enumerate(found) if data is None)
-    if missing:
-        return missing
-    stored = [data for data in found if data is not None]
-    # 3. Prove that they cover the state.
-    receipts = [decode_receipt(data, attempt.receipt(rank)) for rank, data in enumerate(stored)]
-    _check_belong(receipts, attempt, world_size)
-    manifest = merge(receipts, [digest(data) for data in stored])
-    # 4. The manifest, durable before COMMIT names it. Its name is its digest: committers that saw different sets
+    # 2. Receipts by exact names, and the proof that they cover the state.
+    absent = _absent(store, attempt, world_size)
+    if absent:
+        return absent
+    manifest = _merged(store, attempt, world_size)
+    if not isinstance(manifest, Manifest):
+        return manifest
+    check_references(store, attempt, (one.key for one in manifest.objects))
+    # 3. The manifest, durable before COMMIT names it. Its name is its digest: committers that saw different sets
     # cannot collide.
-    content = encode_manifest(manifest)
-    name = digest(content).hex()
+    content, index_nbytes = encode_manifest(manifest)
+    name = digest(memoryview(content)[-index_nbytes:]).hex()
     if not create_once(store, attempt.manifest(name), content):
         raise CorruptError(f"{attempt.manifest(name)} is not what its name says", kind=ErrorKind.BAD_DIGEST)
     if exists(store, attempt.tombstone):
         raise ConflictError(f"{attempt} was given up before it was committed", kind=ErrorKind.SAVE_FAILED)
-    # 5. COMMIT: one of all committers wins, and its manifest is the one that counts.
+    # 4. COMMIT: one of all committers wins, and its manifest is the one that counts.
     commit = Commit(
         step=attempt.step,
         generation=attempt.generation,
@@ -86,6 +85,7 @@ def try_commit(
         created=rfc3339(clock.now()),
         reason=reason,
         committer=committer,
+        index_nbytes=index_nbytes,
     )
     if create_once(store, attempt.commit, encode_document(commit)):
         return commit
@@ -106,41 +106,39 @@ def read_commit(store: Store, attempt: Attempt) -> Commit | None:
     return commit if commit is not None and commit.attempt == attempt else None
 
 
-def read_manifest(store: Store, commit: Commit) -> Manifest:
-    """Return the manifest that a COMMIT names.
-
-    Raises:
-        CorruptError: it is missing, has another size or digest, or is another attempt's; the object is named.
-    """
-    key = commit.attempt.manifest(commit.manifest)
-    content = read_or_none(store, key)
-    if content is None:
-        raise CorruptError(f"{key} is missing, though {commit.attempt} is committed", kind=ErrorKind.MALFORMED)
-    if len(content) != commit.manifest_nbytes:
-        raise CorruptError(
-            f"{key} has {len(content)} bytes instead of {commit.manifest_nbytes}", kind=ErrorKind.MALFORMED
-        )
-    if digest(content).hex() != commit.manifest:
-        raise CorruptError(f"{key} is not what was written: its digest differs", kind=ErrorKind.BAD_DIGEST)
-    manifest = decode_manifest(content, key)
-    if manifest.attempt != commit.attempt:
-        raise CorruptError(f"{key} describes {manifest.attempt}", kind=ErrorKind.MALFORMED)
-    return manifest
-
-
 def _own(commit: Commit, attempt: Attempt) -> Commit:
     if commit.attempt != attempt:
         raise CorruptError(f"{attempt.commit} describes {commit.attempt}", kind=ErrorKind.MALFORMED)
     return commit
 
 
-def _check_belong(receipts: list[Receipt], attempt: Attempt, world_size: int) -> None:
-    for rank, receipt in enumerate(receipts):
-        if (receipt.attempt, receipt.rank, receipt.world_size) != (attempt, rank, world_size):
-            raise ConflictError(
-                f"{attempt.receipt(rank)} is of rank {receipt.rank} of {receipt.world_size} for {receipt.attempt}; "
-                f"rank {rank} of {world_size} for {attempt} is wanted",
-                kind=ErrorKind.DIVERGENT,
-                hint="all ranks of a job must save with the same world size",
-                rank=rank,
-            )
+def _absent(store: Store, attempt: Attempt, world_size: int) -> tuple[int, ...]:
+    """Return ranks whose receipts are not there yet; of many that miss, some are only not listed.
+
+    A listing proposes which ones to look for, so that a committer that waits for a large job asks for a few names, not
+    for all. It may be stale: a rank counts as missing because its receipt cannot be found under its exact name.
+    """
+    if world_size <= _UNLISTED:
+        return ()
+    listed = set(store.list(attempt.receipts))
+    doubtful = [rank for rank in range(world_size) if attempt.receipt(rank) not in listed]
+    for start in range(0, len(doubtful), _UNLISTED):
+        found = each(lambda rank: exists(store, attempt.receipt(rank)), doubtful[start : start + _UNLISTED])
+        if not all(found):
+            asked = zip(doubtful[start:], [*found, *[False] * len(doubtful)], strict=False)
+            return tuple(rank for rank, there in asked if not there)
+    return ()
+
+
+def _merged(store: Store, attempt: Attempt, world_size: int) -> Manifest | tuple[int, ...]:
+    """Return what the receipts say together; or the ranks whose receipts are missing."""
+    merge = Merge(attempt, world_size)
+    missing: list[int] = []
+    # Threads only wait for the store: were they to unpack too, they would fight for the interpreter.
+    found = in_order(lambda rank: read_or_none(store, attempt.receipt(rank)), range(world_size), threads=_READERS)
+    for rank, data in enumerate(found):
+        if data is None:
+            missing.append(rank)
+        elif not missing:
+            merge.add(data, attempt.receipt(rank))
+    return tuple(missing) or merge.manifest()

@@ -9,15 +9,17 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from resilient.catalog.commit import read_manifest, try_commit, write_receipt
-from resilient.catalog.fetch import read_chunk, writer_of
+from resilient.catalog.commit import try_commit, write_receipt
+from resilient.catalog.contents import read_manifest
+from resilient.catalog.fetch import read_span, unpack, writer_of
 from resilient.catalog.generations import claim_generation, write_base
 from resilient.catalog.line import read_line
 from resilient.catalog.run_info import open_run
 from resilient.catalog.select import select
 from resilient.clock import Clock
 from resilient.errors import ErrorKind, ResilientError, UsageError
-from resilient.format.documents import Chunk, Commit, Manifest, Object, Receipt
+from resilient.format.chunks import Chunk, Chunks
+from resilient.format.documents import Commit, Manifest, Object, Receipt
 from resilient.format.layout import Attempt
 from resilient.store.base import Store
 
@@ -38,8 +40,9 @@ def copy(
 ) -> Commit:
     """Copy a checkpoint, or some of its items, into an empty place; return its COMMIT there.
 
-    Every chunk is compared with its digest on its way. Nothing counts in the destination before all of it is durable;
-    if anything fails, what was written is removed again, as far as the destination lets us.
+    Every chunk is compared with its digest on its way, and stored as it was, compressed or not. What the checkpoint
+    shares with an earlier one is copied too: the copy stands alone. Nothing counts in the destination before all of it
+    is durable; if anything fails, what was written is removed again, as far as the destination lets us.
 
     Args:
         source: the run.
@@ -106,7 +109,9 @@ def _copy_data(
     writers: dict[int, int] = {}
     for chunk in manifest.chunks:
         if chunk.object not in writers:
-            writers[chunk.object] = writer_of(manifest, chunk) or 0
+            # An object that is referred to may have been stored by a rank that this world does not have.
+            writer = writer_of(manifest, chunk) or 0
+            writers[chunk.object] = writer if writer < manifest.world_size else 0
         rank = manifest.tensors[chunk.tensor].rank
         by_rank[writers[chunk.object] if rank is None else rank].append(chunk)
     total = sum(chunk.nbytes for chunk in manifest.chunks)
@@ -120,8 +125,9 @@ def _copy_data(
             buffers = []
             start = 0
             for chunk in group:
-                buffer = bytearray(chunk.nbytes)
-                read_chunk(source, manifest, chunk, memoryview(buffer))
+                buffer = memoryview(bytearray(chunk.nbytes))
+                read_span(source, manifest, chunk, chunk.start, buffer)
+                unpack(manifest, chunk, buffer)  # stays encoded: what is compared is what it stands for
                 buffers.append(buffer)
                 moved.append(msgspec.structs.replace(chunk, object=len(objects), start=start))
                 start += chunk.nbytes
@@ -177,7 +183,7 @@ def _receipt(
         items=items,
         tensors=tuple(manifest.tensors[number] for number in tensors),
         objects=objects,
-        chunks=tuple(msgspec.structs.replace(chunk, tensor=numbers[chunk.tensor]) for chunk in chunks),
+        chunks=Chunks.of(msgspec.structs.replace(chunk, tensor=numbers[chunk.tensor]) for chunk in chunks),
         values=values,
     )
 

@@ -43,6 +43,14 @@ class _Timed(Protocol):
     def written_at(self, key: str) -> datetime: ...
 
 
+@runtime_checkable
+class _Around(Protocol):
+    """A store that adds something to another."""
+
+    @property
+    def inner(self) -> Store: ...
+
+
 class _BrokenError(Exception):
     """A check did not find what it must."""
 
@@ -221,7 +229,9 @@ def _names(bench: _Bench) -> str:
 
 
 def _time(bench: _Bench) -> str:
-    inner = bench.store.inner if isinstance(bench.store, Retrying) else bench.store
+    inner = bench.store
+    while isinstance(inner, _Around):
+        inner = inner.inner
     if not isinstance(inner, _Timed):
         return "not observable"
     key = bench.key("time")

@@ -15,11 +15,12 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from resilient.catalog.fetch import read_chunk
+from resilient.catalog.fetch import decoded_nbytes, read_chunk
 from resilient.catalog.select import chunks_by_tensor, select
 from resilient.errors import ErrorKind, StoreError, UsageError
 from resilient.format.box import Box
-from resilient.format.documents import Chunk, Manifest, Tensor
+from resilient.format.chunks import Chunk
+from resilient.format.documents import Manifest, Tensor
 from resilient.format.dtypes import ITEMSIZE, SAFETENSORS_NAME
 from resilient.store.base import Store
 from resilient.store.os_faults import store_error
@@ -173,7 +174,7 @@ def _full(store: Store, manifest: Manifest, tensor: Tensor, chunks: Sequence[Chu
     element = np.dtype((np.void, ITEMSIZE[tensor.dtype]))
     whole: npt.NDArray[np.void] = np.empty(tensor.shape, element)
     for chunk in chunks:
-        data = bytearray(chunk.nbytes)
+        data = bytearray(decoded_nbytes(tensor, chunk))
         read_chunk(store, manifest, chunk, memoryview(data))
         whole[chunk.box.relative_to(Box.whole(tensor.shape))] = np.frombuffer(data, element).reshape(chunk.size)
     return whole.reshape(-1).view(np.uint8).data

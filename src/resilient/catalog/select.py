@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from resilient.errors import ErrorKind, NotFoundError
-from resilient.format.documents import Chunk, Manifest
+from resilient.format.chunks import Chunk, Chunks
+from resilient.format.documents import Manifest
 
 
 def select(manifest: Manifest, items: Sequence[str] | None) -> Manifest:
@@ -38,7 +39,7 @@ def select(manifest: Manifest, items: Sequence[str] | None) -> Manifest:
         manifest,
         items=tuple(item for item in manifest.items if item.name in items),
         tensors=tuple(manifest.tensors[number] for number in kept),
-        chunks=tuple(chunks),
+        chunks=Chunks.of(chunks),
         values=tuple(value for value in manifest.values if value.item in items),
     )
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from resilient.catalog.commit import read_manifest
-from resilient.catalog.fetch import writer_of
+from resilient.catalog.contents import read_manifest
+from resilient.catalog.fetch import decoded, writer_of
 from resilient.catalog.generations import claimed_numbers
 from resilient.catalog.line import Line
 from resilient.catalog.once import exists, read_document, read_or_none
 from resilient.catalog.parallel import each
 from resilient.errors import CorruptError, NotFoundError
 from resilient.format import layout
+from resilient.format.chunks import NOT_HERE, Chunk
 from resilient.format.digest import digest
 from resilient.format.documents import (
-    NOT_HERE,
     Base,
     Claim,
     Commit,
@@ -26,9 +26,10 @@ from resilient.format.documents import (
     Receipt,
     ReceiptRef,
     RunInfo,
+    Tensor,
     Tombstone,
-    decode_receipt,
 )
+from resilient.format.receipts import decode_receipt
 from resilient.store.base import Store
 
 D = TypeVar("D", RunInfo, Claim, Base, Commit, Tombstone)
@@ -64,10 +65,8 @@ class _Stored:
     """A chunk, wherever it is listed."""
 
     key: str
-    start: int
-    nbytes: int
-    digest: bytes
-    tensor: str
+    chunk: Chunk
+    tensor: Tensor
     rank: int | None
 
 
@@ -209,32 +208,16 @@ def _stored(manifest: Manifest, receipts: Sequence[Receipt]) -> Iterator[_Stored
         key = manifest.objects[chunk.object].key
         if chunk.object not in writers:
             writers[chunk.object] = writer_of(manifest, chunk)
-        tensor = manifest.tensors[chunk.tensor]
         seen.add((key, chunk.start))
-        yield _Stored(
-            key=key,
-            start=chunk.start,
-            nbytes=chunk.nbytes,
-            digest=chunk.digest,
-            tensor=f"{tensor.item}.{tensor.name}",
-            rank=writers[chunk.object],
-        )
+        yield _Stored(key=key, chunk=chunk, tensor=manifest.tensors[chunk.tensor], rank=writers[chunk.object])
     for receipt in receipts:
         for chunk in receipt.chunks:
             if chunk.object == NOT_HERE or not chunk.nbytes:
                 continue
             key = receipt.objects[chunk.object].key
-            if (key, chunk.start) in seen:
-                continue
-            tensor = receipt.tensors[chunk.tensor]
-            yield _Stored(
-                key=key,
-                start=chunk.start,
-                nbytes=chunk.nbytes,
-                digest=chunk.digest,
-                tensor=f"{tensor.item}.{tensor.name}",
-                rank=receipt.rank,
-            )
+            # A copy in an earlier attempt that this one does not need is that one's.
+            if (key, chunk.start) not in seen and layout.parse_data(key) == receipt.attempt:
+                yield _Stored(key=key, chunk=chunk, tensor=receipt.tensors[chunk.tensor], rank=receipt.rank)
 
 
 class _Reader:
@@ -247,19 +230,22 @@ class _Reader:
         self._done = 0
         self._lock = threading.Lock()
 
-    def check(self, commit: Commit, chunk: _Stored) -> Bad | None:
+    def check(self, commit: Commit, stored: _Stored) -> Bad | None:
+        chunk = stored.chunk
         data = memoryview(bytearray(chunk.nbytes))
         why = ""
         try:
-            self._store.read_into(chunk.key, chunk.start, data)
+            self._store.read_into(stored.key, chunk.start, data)
         except (NotFoundError, CorruptError):
             why = "is missing or too short"
         else:
-            if digest(data) != chunk.digest:
-                end = chunk.start + chunk.nbytes
-                why = f"is not what was written: the digest of bytes {chunk.start} to {end} differs"
+            try:
+                decoded(stored.tensor, chunk, data)
+            except CorruptError as error:
+                why = str(error)
         self._advance(chunk.nbytes)
-        return Bad(step=commit.step, object=chunk.key, tensor=chunk.tensor, rank=chunk.rank, why=why) if why else None
+        tensor = f"{stored.tensor.item}.{stored.tensor.name}"
+        return Bad(step=commit.step, object=stored.key, tensor=tensor, rank=stored.rank, why=why) if why else None
 
     def _advance(self, nbytes: int) -> None:
         with self._lock:

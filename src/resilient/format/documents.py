@@ -1,27 +1,22 @@
 """What the documents of a checkpoint say: receipts, manifests, COMMIT, claims, bases.
 
-Receipts and manifests are MessagePack arrays (compact: field order is part of the format, append only), compressed and
-sealed. The others are sealed JSON, for people.
+How receipts and manifests are stored is in `receipts` and `manifests`. The others are sealed JSON, for people.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import msgspec
-import zstandard
+import numpy as np
 
 from resilient.errors import CorruptError, ErrorKind
 from resilient.format.box import Box
-from resilient.format.frame import seal, seal_json, unseal, unseal_json
-from resilient.format.layout import Attempt
-
-RECEIPT_KIND: Final = b"RCPT"
-MANIFEST_KIND: Final = b"MNFT"
-NOT_HERE: Final = -1
-
-S = TypeVar("S", bound=msgspec.Struct)
+from resilient.format.chunks import Chunks
+from resilient.format.frame import seal_json, unseal_json
+from resilient.format.layout import Attempt, parse_data
 
 Key: TypeAlias = str | int | tuple[bytes]
 """One step of a path into an item: a string key, an index into a list (>= 0) or a tuple (-1 - index), or any other
@@ -56,26 +51,6 @@ class Object(msgspec.Struct, array_like=True, frozen=True):
     nbytes: int
 
 
-class Chunk(msgspec.Struct, array_like=True, frozen=True):
-    """A box of a tensor, as contiguous row-major bytes.
-
-    In a receipt ``tensor`` and ``object`` index the receipt's own lists; ``object`` is `NOT_HERE` for a box that this
-    rank holds and another rank stores, and ``digest`` is then empty where it was not computed.
-    """
-
-    tensor: int
-    offset: tuple[int, ...]
-    size: tuple[int, ...]
-    object: int
-    start: int
-    nbytes: int
-    digest: bytes
-
-    @property
-    def box(self) -> Box:
-        return Box(self.offset, self.size)
-
-
 class Value(msgspec.Struct, array_like=True, frozen=True):
     """A leaf that is no tensor; ``data`` is what `values.encode` made of it."""
 
@@ -97,7 +72,7 @@ class Receipt(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     items: tuple[Item, ...]
     tensors: tuple[Tensor, ...]
     objects: tuple[Object, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: Chunks
     values: tuple[Value, ...]
 
     @property
@@ -122,7 +97,7 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     items: tuple[Item, ...]
     tensors: tuple[Tensor, ...]
     objects: tuple[Object, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: Chunks
     values: tuple[Value, ...]
     receipts: tuple[ReceiptRef, ...]
 
@@ -132,45 +107,15 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all data objects."""
-        return sum(each.nbytes for each in self.objects)
+        """Stored bytes: of its own data objects, and of those chunks that lie in objects of earlier attempts."""
+        own = np.array([parse_data(each.key) == self.attempt for each in self.objects], bool)
+        places = self.chunks.places
+        referred = places.nbytes[~own[places.object]].sum()
+        return sum(each.nbytes for each, mine in zip(self.objects, own, strict=True) if mine) + int(referred)
 
-
-_encoder = msgspec.msgpack.Encoder()
-_receipts = msgspec.msgpack.Decoder(Receipt)
-_manifests = msgspec.msgpack.Decoder(Manifest)
-_MAX_NBYTES: Final = 4 << 30
-
-
-def encode_receipt(receipt: Receipt) -> bytes:
-    """Return the sealed receipt."""
-    return seal(RECEIPT_KIND, _compress(_encoder.encode(receipt)))
-
-
-def decode_receipt(data: bytes, where: str) -> Receipt:
-    """Return the receipt, or raise `CorruptError` naming ``where``."""
-    return _decode(_receipts, unseal(RECEIPT_KIND, data, where), where)
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the sealed manifest."""
-    return seal(MANIFEST_KIND, _compress(_encoder.encode(manifest)))
-
-
-def decode_manifest(data: bytes, where: str) -> Manifest:
-    """Return the manifest, or raise `CorruptError` naming ``where``."""
-    return _decode(_manifests, unseal(MANIFEST_KIND, data, where), where)
-
-
-def _compress(payload: bytes) -> bytes:
-    return zstandard.ZstdCompressor(level=3).compress(payload)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[S], payload: bytes, where: str) -> S:
-    try:
-        return decoder.decode(zstandard.ZstdDecompressor().decompress(payload, max_output_size=_MAX_NBYTES))
-    except (msgspec.DecodeError, zstandard.ZstdError, MemoryError) as error:
-        raise CorruptError(f"{where} does not decode: {error}", kind=ErrorKind.MALFORMED) from error
+    def overlapping(self, tensors: Sequence[int], boxes: Sequence[Box]) -> Chunks:
+        """Return the chunks that share an element with any of these boxes of these tensors (numbers), each once."""
+        return self.chunks.overlapping(tensors, boxes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +162,11 @@ class Base:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """``COMMIT``: exists if and only if the attempt is committed; ``manifest`` is the digest of the stored manifest."""
+    """``COMMIT``: exists if and only if the attempt is committed.
+
+    ``manifest`` is the digest of the last ``index_nbytes`` bytes of the manifest, which hold the digests of all others;
+    of the whole manifest where ``index_nbytes`` is None (the first encoding).
+    """
 
     step: int
     generation: int
@@ -230,6 +179,7 @@ class Commit:
     created: str
     reason: str
     committer: int
+    index_nbytes: int | None = None
 
     @property
     def attempt(self) -> Attempt:

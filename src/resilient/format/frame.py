@@ -15,6 +15,7 @@ from resilient.format.digest import NBYTES, digest
 from resilient.format.version import FORMAT, check_format
 
 _MAGIC: Final = b"RSLT"
+_NAMES: Final = {b"RCPT": "receipt", b"RCPC": "receipt", b"MNFT": "manifest", b"MNFX": "manifest"}
 _HEADER: Final = struct.Struct(f"<4s4sI{NBYTES}s")
 
 
@@ -22,6 +23,11 @@ def seal(kind: bytes, payload: bytes) -> bytes:
     """Return ``payload`` framed under a kind of four bytes."""
     prefix = _MAGIC + kind + struct.pack("<I", FORMAT)
     return prefix + digest(prefix + payload) + payload
+
+
+def kind_of(data: bytes) -> bytes:
+    """Return which kind a frame claims to be; nothing is verified."""
+    return data[len(_MAGIC) : len(_MAGIC) + 4]
 
 
 def unseal(kind: bytes, data: bytes, where: str) -> bytes:
@@ -34,7 +40,7 @@ def unseal(kind: bytes, data: bytes, where: str) -> bytes:
         raise CorruptError(f"{where} is torn: {len(data)} bytes", kind=ErrorKind.MALFORMED)
     magic, found_kind, version, expected = _HEADER.unpack_from(data)
     if magic != _MAGIC or found_kind != kind:
-        raise CorruptError(f"{where} is not a {kind.decode().strip().lower()} of resilient", kind=ErrorKind.MALFORMED)
+        raise CorruptError(f"{where} is not a {_NAMES[kind]} of resilient", kind=ErrorKind.MALFORMED)
     payload = data[_HEADER.size :]
     if digest(data[: _HEADER.size - NBYTES] + payload) != expected:
         raise CorruptError(f"{where} is not what was written: its digest differs", kind=ErrorKind.BAD_DIGEST)

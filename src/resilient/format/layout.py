@@ -93,3 +93,9 @@ def parse_data(key: str) -> Attempt | None:
     """Return the attempt that a data object belongs to."""
     found = _DATA.fullmatch(key)
     return Attempt(step=int(found[3]), generation=int(found[1]), nonce=found[2]) if found else None
+
+
+def parse_rank(key: str) -> int | None:
+    """Return the rank that a data object was stored by."""
+    found = _DATA.fullmatch(key)
+    return int(found[4]) if found else None

@@ -1,0 +1,179 @@
+"""How tables of chunks become bytes: columns of the narrowest integers that hold them, and digests as they are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+import zstandard
+
+from resilient.errors import CorruptError, ErrorKind
+from resilient.format.chunks import Boxes, Chunks, Column, Places
+from resilient.format.digest import NBYTES
+
+_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "u1": np.dtype("<u1"),
+    "u2": np.dtype("<u2"),
+    "i4": np.dtype("<i4"),
+    "i8": np.dtype("<i8"),
+}
+_LIMITS: Final = {name: (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) for name, dtype in _DTYPES.items()}
+_LEVEL: Final = 1
+"""Of compression. What compresses well here does so at any level, and a committer waits for it."""
+MAX_NBYTES: Final = 4 << 30
+UNDECODABLE: Final = (ValueError, LookupError, OverflowError, MemoryError, msgspec.MsgspecError, zstandard.ZstdError)
+"""What decoding raises for bytes that are not what they should be."""
+
+_Packed: TypeAlias = list[tuple[str, bytes]]
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(_Packed)
+
+
+class Table(msgspec.Struct, array_like=True, frozen=True):
+    """A table of chunks as it is stored: ``boxes`` and ``places`` are blocks of columns.
+
+    ``digests`` are those of the rows that have one, back to back. They do not compress, and are not tried.
+    """
+
+    rows: int
+    boxes: bytes
+    places: bytes
+    digests: bytes
+
+
+def pack_table(chunks: Chunks) -> Table:
+    """Return a table as it is stored."""
+    return join_table(pack_boxes(chunks.boxes), chunks.places)
+
+
+def join_table(boxes: bytes, places: Places) -> Table:
+    """Return a table as it is stored, of boxes that are packed already (they are the same at the next save)."""
+    digests = places.digest if places.digested.all() else places.digest[places.digested]
+    return Table(
+        rows=len(places), boxes=boxes, places=_pack_places(places), digests=np.ascontiguousarray(digests).tobytes()
+    )
+
+
+def unpack_table(table: Table) -> Chunks:
+    """Return a stored table.
+
+    Raises:
+        One of `UNDECODABLE`: it is not one.
+    """
+    chunks = Chunks(unpack_boxes(table.boxes, table.rows), _unpack_places(table.places, table.rows, table.digests))
+    if len(chunks) != table.rows:
+        raise ValueError(f"{len(chunks)} rows instead of {table.rows}")
+    return chunks
+
+
+def pack_boxes(boxes: Boxes) -> bytes:
+    """Return the block of the columns ``tensor`` (differences), ``ndim``, and each dimension's ``offset``, ``size``."""
+    dimensions = [column[:, axis] for axis in range(boxes.offset.shape[1]) for column in (boxes.offset, boxes.size)]
+    return pack_columns([_differences(boxes.tensor), boxes.ndim, *dimensions])
+
+
+def unpack_boxes(block: bytes, rows: int) -> Boxes:
+    tensor, ndim, *dimensions = unpack_columns(block, rows)
+    wide = np.int64 if any(column.itemsize > np.dtype(np.int32).itemsize for column in dimensions) else np.int32
+    if len(dimensions) % 2 or (ndim > len(dimensions) // 2).any():
+        raise ValueError("boxes with other dimensions than they say")
+    offset, size = _beside(dimensions[::2], rows, wide), _beside(dimensions[1::2], rows, wide)
+    if (ndim != offset.shape[1]).any():
+        filling = np.arange(offset.shape[1]) >= ndim[:, None]
+        offset[filling], size[filling] = 0, 1
+    return Boxes(tensor=_sums(tensor, np.int32), ndim=ndim.astype(np.uint8), offset=offset, size=size)
+
+
+def _pack_places(places: Places) -> bytes:
+    """Return the block of the columns ``object``, ``start`` (differences), ``nbytes``, ``codec``, ``digested``."""
+    return pack_columns(
+        [_differences(places.object), _differences(places.start), places.nbytes, places.codec, places.digested]
+    )
+
+
+def _unpack_places(block: bytes, rows: int, digests: bytes) -> Places:
+    object_, start, nbytes, codec, known = unpack_columns(block, rows)
+    digested = known.astype(np.bool_)
+    given = np.frombuffer(digests, np.uint8).reshape(-1, NBYTES)
+    digest = given
+    if not digested.all():
+        digest = np.zeros((rows, NBYTES), np.uint8)
+        digest[digested] = given
+    return Places(
+        object=_sums(object_, np.int32),
+        start=_sums(start, np.int64),
+        nbytes=nbytes.astype(np.int64),
+        codec=codec.astype(np.uint8),
+        digest=digest,
+        digested=digested,
+    )
+
+
+def pack_columns(columns: Sequence[Column]) -> bytes:
+    """Return columns of integers as one compressed block, each in the narrowest type that holds it."""
+    return compress(_encoder.encode([_narrow(column) for column in columns]))
+
+
+def unpack_columns(block: bytes, rows: int) -> list[Column]:
+    """Return the columns of a block, each of so many rows."""
+    columns = [np.frombuffer(data, _DTYPES[dtype]) for dtype, data in _decoder.decode(decompress(block))]
+    if any(len(column) != rows for column in columns):
+        raise ValueError("columns of different lengths")
+    return columns
+
+
+def compress(data: bytes) -> bytes:
+    """Return one zstd frame."""
+    return _contexts.compressor.compress(data)
+
+
+def decompress(data: bytes) -> bytes:
+    """Return what a zstd frame holds, unless it claims to be larger than any document."""
+    return _contexts.decompressor.decompress(data, max_output_size=MAX_NBYTES)
+
+
+class _Contexts(threading.local):
+    """What zstd works in: making it takes longer than a small block, and threads must not share it."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_contexts: Final = _Contexts()
+
+
+def malformed(where: str, error: BaseException) -> CorruptError:
+    """Return the error that says that a document does not decode."""
+    return CorruptError(f"{where} does not decode: {error}", kind=ErrorKind.MALFORMED)
+
+
+def _narrow(column: Column) -> tuple[str, bytes]:
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+    name = next(name for name, (least, most) in _LIMITS.items() if least <= low and high <= most)
+    return name, column.astype(_DTYPES[name]).tobytes()
+
+
+def _differences(column: Column) -> Column:
+    """Return by how much each row is more than the one before: counters become constants, which compress."""
+    differences = column.astype(np.int64)
+    differences[1:] -= column[:-1]
+    return differences
+
+
+def _sums(column: Column, dtype: type[np.signedinteger]) -> Column:
+    total = np.cumsum(column, dtype=np.int64)
+    narrow = total.astype(dtype)
+    if (narrow != total).any():
+        raise ValueError("numbers beyond what they number")
+    return narrow
+
+
+def _beside(columns: Sequence[Column], rows: int, dtype: type[np.signedinteger]) -> Column:
+    table = np.empty((rows, len(columns)), dtype)
+    for axis, column in enumerate(columns):
+        table[:, axis] = column
+    return table
