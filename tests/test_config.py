@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient.config import Process, Settings, parse_duration, read_process, read_settings
+from resilient.config import Process, Settings, parse_bandwidth, parse_duration, read_process, read_settings
 from resilient.errors import ErrorKind, UsageError
 
 
@@ -37,6 +37,8 @@ def test_text_is_read_as_what_the_setting_is(tmp_path: Path) -> None:
     environ = {
         "RESILIENT_EVERY": "500",
         "RESILIENT_TAKEOVER": "Yes",
+        "RESILIENT_OVERLAP": "off",
+        "RESILIENT_STAGING_SLOTS": "2",
         "RESILIENT_PEER_TIMEOUT_S": "2min",
         "RESILIENT_COMMIT_TIMEOUT_S": "7.5",
         "RESILIENT_STORAGE_OPTIONS": '{"endpoint_url": "http://x"}',
@@ -44,6 +46,7 @@ def test_text_is_read_as_what_the_setting_is(tmp_path: Path) -> None:
     found = read_settings(environ=environ, directory=tmp_path)
     assert (found.every, found.takeover, found.peer_timeout_s, found.commit_timeout_s) == (500, True, 120.0, 7.5)
     assert found.storage_options == {"endpoint_url": "http://x"}
+    assert (found.overlap, found.staging_slots) == (False, 2)
 
 
 WRONG = {
@@ -52,12 +55,16 @@ WRONG = {
     "resume": "maybe",
     "strict": "perhaps",
     "takeover": "2",
+    "overlap": "sometimes",
+    "staging_slots": "3",
     "max_failed_saves": "0",
     "commit_timeout_s": "soon",
     "restore_timeout_s": "-1",
     "peer_timeout_s": "0",
     "heartbeat_s": "1 fortnight",
     "chunk_nbytes": "4MiB",
+    "compress": "zip",
+    "max_bandwidth": "200 Mbps",
     "storage_options": "[1]",
     "colour": "red",
 }
@@ -93,17 +100,28 @@ def test_the_launcher_says_which_process_this_is() -> None:
         "RANK": "3",
         "WORLD_SIZE": "4",
         "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "a",
         "MASTER_PORT": "1",
         "TORCHELASTIC_RUN_ID": "j",
     }
-    assert read_process(environ) == Process(rank=3, world_size=4, local_rank=1, elastic_id="j", master="a:1")
+    assert read_process(environ) == Process(
+        rank=3, world_size=4, local_rank=1, local_world_size=2, elastic_id="j", master="a:1"
+    )
 
 
 @pytest.mark.parametrize("environ", [{"RANK": "2", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "two"}, {"RANK": "-1"}], ids=str)
 def test_a_launcher_that_contradicts_itself_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         read_process(environ)
+
+
+def test_bandwidths() -> None:
+    texts = ["5B/s", "1kB/s", "200MB/s", "1.5 GiB/s", "10Gbit/s", "2KiB/s"]
+    assert [parse_bandwidth(text) for text in texts] == [5, 1e3, 2e8, 1.5 * 2**30, 1.25e9, 2_048]
+    for wrong in ("0MB/s", "200", "200MB", "200 Mb/s", "-1MB/s", "MB/s", ""):
+        with pytest.raises(ValueError, match="must be a bandwidth"):
+            parse_bandwidth(wrong)
 
 
 def test_durations() -> None:

@@ -16,6 +16,8 @@ from resilient.errors import ErrorKind, UsageError
 
 _PREFIX: Final = "RESILIENT_"
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BANDWIDTH: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[kMGT]|[KMGT]i)(B|bit)/s\s*")
+_COMPRESS: Final = re.compile(r"auto|off|zstd:([1-9]|1\d|2[0-2])")
 _DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 _NOTHING: Final[Mapping[str, object]] = {}
 
@@ -38,6 +40,10 @@ class Settings:
     peer_timeout_s: float = 300.0  # for one word from another rank
     heartbeat_s: float = 5.0  # between two signs of life in the store
     chunk_nbytes: int = 4 << 20  # the unit that is digested, and read, as a whole
+    overlap: bool = True  # copy what only the optimizer changes while the next turn runs
+    staging_slots: str | int = "auto"  # states in the arena: 1, 2, or "auto": 2 if they fit in half the memory
+    compress: str = "auto"  # "off", "zstd:1" to "zstd:22", or "auto": where it makes saves durable sooner
+    max_bandwidth: str | None = None  # of the uploads of one rank, such as "200MB/s"; None: no limit
     storage_options: Mapping[str, Any] = field(default_factory=dict)  # handed to the store
 
 
@@ -48,6 +54,7 @@ class Process:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    local_world_size: int = 1
     elastic_id: str | None = None  # torchelastic's id of the job, if it started this process
     master: str | None = None  # address and port of the rendezvous
 
@@ -92,9 +99,15 @@ def read_process(environ: Mapping[str, str] | None = None) -> Process:
         rank=rank,
         world_size=world_size,
         local_rank=_number(source, "LOCAL_RANK", 0),
+        local_world_size=max(1, _number(source, "LOCAL_WORLD_SIZE", 1)),
         elastic_id=source.get("TORCHELASTIC_RUN_ID"),
         master=f"{address}:{port}" if address and port else None,
     )
+
+
+def environment_with(**changes: str) -> dict[str, str]:
+    """Return the environment for a process that this one starts."""
+    return {**os.environ, **changes}
 
 
 def parse_duration(value: object) -> float:
@@ -111,6 +124,20 @@ def parse_duration(value: object) -> float:
     if seconds is None or not 0 < seconds < float("inf"):
         raise ValueError('must be a duration, such as "90s", "10min" or "2h"')
     return seconds
+
+
+def parse_bandwidth(value: str) -> float:
+    """Return bytes a second: ``"200MB/s"``, ``"1.5GiB/s"``, ``"10Gbit/s"``.
+
+    Raises:
+        ValueError: it is no bandwidth, or nothing.
+    """
+    match = _BANDWIDTH.fullmatch(value)
+    if match is None or not float(match[1]):
+        raise ValueError('must be a bandwidth, such as "200MB/s" or "10Gbit/s"')
+    thousand = 1024 if match[2].endswith("i") else 1000
+    exponent = " KMGT".index(match[2][:1].upper() or " ")
+    return float(match[1]) * float(thousand**exponent) / (8 if match[3] == "bit" else 1)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
@@ -187,10 +214,33 @@ def _every(value: object) -> str | int:
     return value
 
 
+def _compress(value: object) -> str:
+    if not isinstance(value, str) or not _COMPRESS.fullmatch(value):
+        raise ValueError('must be "auto", "off" or "zstd:N" with a level N from 1 to 22')
+    return value
+
+
+def _max_bandwidth(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ValueError('must be a bandwidth, such as "200MB/s" or "10Gbit/s"')  # noqa: TRY004 -- see _checked
+    parse_bandwidth(value)
+    return value
+
+
 def _resume(value: object) -> str:
     if value not in ("auto", "required", "never"):
         raise ValueError('must be "auto", "required" or "never"')
     return str(value)
+
+
+def _slots(value: object) -> str | int:
+    if value == "auto":
+        return "auto"
+    if str(value).strip() not in ("1", "2"):
+        raise ValueError('must be "auto", 1 or 2')
+    return int(str(value))
 
 
 def _options(value: object) -> Mapping[str, Any]:
@@ -206,7 +256,11 @@ def _parser(name: str) -> Callable[[object], object]:
         "every": _every,
         "resume": _resume,
         "strict": _flag,
+        "overlap": _flag,
+        "staging_slots": _slots,
         "takeover": _flag,
+        "compress": _compress,
+        "max_bandwidth": _max_bandwidth,
         "storage_options": _options,
     }
     return special.get(name) or (_seconds if name.endswith("_s") else _count)

@@ -87,6 +87,7 @@ class ClientError(Exception):
         self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
 
 
+@pytest.mark.field_report("BR-131")
 @pytest.mark.parametrize(
     ("error", "kind", "retryable"),
     [
@@ -143,6 +144,7 @@ def test_only_a_read_may_find_an_object_absent() -> None:
         assert caught.value.kind is ErrorKind.NO_SUCH_BUCKET
 
 
+@pytest.mark.field_report("BR-137")
 def test_a_body_that_comes_short_is_tried_again(tmp_path: Path) -> None:
     class Cutting(LocalFileSystem):  # type: ignore[misc]
         def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:

@@ -14,10 +14,10 @@ from resilient.store.base import Store
 from resilient.store.fsspec_store import FsspecStore
 from resilient.store.local import LocalStore
 from resilient.store.memory import MemoryStore
-from resilient.store.open import open_store
+from resilient.store.open import open_store, recipe
 from resilient.store.probe import probe
+from resilient.store.recipe import Recipe
 from resilient.store.retrying import Retrying
-from resilient.store.s3 import S3Store
 from tests.store.conformance import names_in
 
 
@@ -40,17 +40,6 @@ def test_a_memory_url_is_one_place_per_name() -> None:
     assert list(open_store("memory://test-open-other").list("")) == []
 
 
-def test_an_s3_url_is_a_bucket_and_a_prefix() -> None:
-    for place, url in {
-        "s3://bucket/runs/gpt/": "s3://bucket/runs/gpt",
-        "s3a://bucket": "s3://bucket",
-        "S3://bucket/x": "s3://bucket/x",
-    }.items():
-        store = open_store(place, storage_options={"key": "a", "secret": "b"})
-        assert isinstance(store.inner, S3Store)
-        assert store.url == url
-
-
 def test_other_urls_go_to_fsspec(tmp_path: Path) -> None:
     store = open_store(f"asyncwrapper://{tmp_path}", storage_options={"fs": _local()})
     assert isinstance(store.inner, FsspecStore)
@@ -68,6 +57,28 @@ def test_a_store_gets_retries_once() -> None:
     assert isinstance(store, Retrying)
     assert store.inner is inner
     assert open_store(store) is store
+
+
+def test_a_recipe_is_what_another_process_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in ("runs/a", Path("runs/a"), LocalStore("runs/a"), open_store("runs/a").within(1.0)):
+        found = recipe(open_store(place))
+        assert found == Recipe(url=str(tmp_path / "runs" / "a"), options={})
+    options = {"key": "a", "secret": "b", "client_kwargs": {"region_name": "x"}}
+    assert recipe(open_store("s3://bucket/run", storage_options=options)) == Recipe(
+        url="s3://bucket/run", options=options
+    )
+
+
+def test_what_only_this_process_has_gets_no_recipe(tmp_path: Path) -> None:
+    class Special(LocalStore):
+        """May do anything."""
+
+    assert recipe(open_store("memory://test-recipe")) is None
+    assert recipe(open_store(MemoryStore())) is None
+    assert recipe(open_store(Special(tmp_path))) is None
+    assert recipe(MemoryStore()) is None
+    assert recipe(open_store(f"asyncwrapper://{tmp_path}", storage_options={"fs": _local()})) is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +113,7 @@ def test_a_local_store_needs_no_client_of_others(tmp_path: Path) -> None:
     code = (
         "import sys; from resilient.store.open import open_store; from resilient.store.probe import probe\n"
         f"probe(open_store({str(tmp_path)!r}))\n"
-        "print(sorted({'fsspec', 's3fs', 'botocore', 'torch', 'rich'} & set(sys.modules)))"
+        "print(sorted({'fsspec', 's3fs', 'botocore', 'obstore', 'torch', 'rich'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout.strip() == "[]"

@@ -16,11 +16,15 @@ class Capabilities:
     ``conditional_create``: of several `Store.create` calls for one key exactly one wins, also between machines.
     ``atomic_put``: a reader sees an object whole or not at all. ``ranged_read``: reading a part transfers that part
     only.
+    Reads are fastest when several run at once, each of ``request_nbytes``, and each of whole units of ``unit_nbytes``
+    (but for the end of an object) to memory that begins on a multiple of that.
     """
 
     conditional_create: bool
     atomic_put: bool
     ranged_read: bool
+    request_nbytes: int = 16 << 20
+    unit_nbytes: int = 1
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,6 +20,7 @@ from resilient.store.per_process import PerProcess
 from resilient.store.pieces import pieces, total
 from resilient.store.remote_faults import faults
 from resilient.store.retrying import TIMEOUT_S, retry
+from resilient.store.throttled import UNBOUNDED, Bandwidth
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -49,6 +51,7 @@ class FsspecStore:
         self._root = path.rstrip("/")
         self._url = filesystem.unstrip_protocol(path) if url is None else url
         self._clock = clock
+        self._bandwidth = UNBOUNDED
 
     @property
     def url(self) -> str:
@@ -57,6 +60,12 @@ class FsspecStore:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(conditional_create=False, atomic_put=not self._has_folders, ranged_read=True)
+
+    def throttled(self, bandwidth: Bandwidth) -> FsspecStore:
+        """Return the same store, which waits for ``bandwidth`` before each block that it sends."""
+        other = copy.copy(self)
+        other._bandwidth = bandwidth  # noqa: SLF001 -- its own class
+        return other
 
     def put(self, key: str, parts: Sequence[BytesLike]) -> None:
         path = self._path(key)
@@ -143,12 +152,13 @@ class FsspecStore:
     def _write(self, path: str, parts: Sequence[BytesLike]) -> None:
         nbytes = total(parts)
         if nbytes <= _BLOCK_BYTES:
+            self._bandwidth.wait(nbytes)
             self._call("pipe_file", path, b"".join(parts))
             return
         block = max(_BLOCK_BYTES, -(-nbytes // _MOST_BLOCKS))
         file = self._filesystem.get().open(path, "wb", block_size=block)
         try:
-            for piece in pieces(parts, block):
+            for piece in self._bandwidth.paced(pieces(parts, block)):
                 file.write(piece)
         except BaseException:
             _abandon(file)

@@ -15,14 +15,15 @@ from pathlib import Path
 from resilient.errors import CorruptError, ErrorKind, NotFoundError, StoreError
 from resilient.format.digest import BytesLike
 from resilient.store.base import Capabilities
+from resilient.store.direct_writing import LEAST_NBYTES, write_directly
 from resilient.store.keys import checked_key, checked_prefix
+from resilient.store.local_reading import REQUEST_NBYTES, UNIT_NBYTES, read
 from resilient.store.os_faults import store_error
 
 TEMPORARY = ".tmp-"
 """How names of unfinished files start. A killed writer leaves some behind; nothing ever lists or reads them."""
 
 _BUFFERS_PER_WRITE = max(16, os.sysconf("SC_IOV_MAX"))
-_BYTES_PER_CALL = 1 << 30  # Linux moves at most 2 GiB - 4 KiB a call
 _TRIES = 100  # how often a directory may vanish under us (somebody else tidying up) before we call it an error
 
 
@@ -34,7 +35,13 @@ class LocalStore:
     synced before.
     """
 
-    capabilities = Capabilities(conditional_create=True, atomic_put=True, ranged_read=True)
+    capabilities = Capabilities(
+        conditional_create=True,
+        atomic_put=True,
+        ranged_read=True,
+        request_nbytes=REQUEST_NBYTES,
+        unit_nbytes=UNIT_NBYTES,
+    )
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(root).expanduser().absolute()  # absolute: a later chdir must not move the place
@@ -87,13 +94,13 @@ class LocalStore:
         path = self._path(key)
         with _faults(f"get of {key!r}", path), _opened(path) as file:
             content = bytearray(os.fstat(file).st_size)
-            return bytes(memoryview(content)[: _read(file, 0, memoryview(content))])
+            return bytes(memoryview(content)[: read(file, 0, memoryview(content))])
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         path = self._path(key)
         view = into.cast("B")
         with _faults(f"read of {key!r}", path), _opened(path) as file:
-            count = _read(file, start, view)
+            count = read(file, start, view)
             if count < view.nbytes:
                 end, size = start + view.nbytes, os.fstat(file).st_size
                 message = f"object {key!r} in {self.url} ends at byte {size}; bytes {start} to {end} are wanted"
@@ -156,7 +163,8 @@ class LocalStore:
         temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
         file = self._open_new(temporary)
         try:
-            _write(file, views)
+            if sum(view.nbytes for view in views) < LEAST_NBYTES or not write_directly(file, views):
+                _write(file, views)
             os.fsync(file)
         except BaseException:
             _unlink(temporary)
@@ -243,17 +251,6 @@ def _no_links(key: str, path: Path) -> StoreError:
         kind=ErrorKind.UNTRUSTWORTHY_STORE,
         hint="two writers could both believe that they won: choose a POSIX file system or an object store",
     )
-
-
-def _read(file: int, start: int, into: memoryview) -> int:
-    """Fill ``into`` from ``start`` on, as far as the file goes; return the number of bytes."""
-    done = 0
-    while done < into.nbytes:
-        count = os.preadv(file, [into[done : done + _BYTES_PER_CALL]], start + done)
-        if count == 0:
-            break
-        done += count
-    return done
 
 
 def _write(file: int, views: Sequence[memoryview]) -> None:

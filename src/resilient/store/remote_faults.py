@@ -10,9 +10,11 @@ import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 
 from resilient.errors import ErrorKind, NotFoundError, ResilientError, StoreError
+from resilient.store.obstore_replies import Reply, reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,18 @@ _UNREACHABLE = _Fault(
 )
 _LATE = _Fault(ErrorKind.DEADLINE, retryable=True)
 _CREDENTIALS = _Fault(
-    ErrorKind.BAD_CREDENTIALS, hint="check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage_options"
+    ErrorKind.BAD_CREDENTIALS,
+    hint="check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE (Google: GOOGLE_APPLICATION_CREDENTIALS, Azure: "
+    "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY), or storage_options",
 )
 _SKEWED = _Fault(ErrorKind.BAD_CREDENTIALS, hint="the clock of this machine is wrong: signatures carry the time")
 _DENIED = _Fault(
     ErrorKind.ACCESS_DENIED,
     hint="allow listing the bucket (without that, a missing object is answered like a forbidden one), and getting, "
     "putting and deleting objects below the prefix",
+)
+_ELSEWHERE = _Fault(
+    ErrorKind.UNREACHABLE, hint="the bucket is in another region: set AWS_DEFAULT_REGION to the one that it is in"
 )
 _NO_BUCKET = _Fault(
     ErrorKind.NO_SUCH_BUCKET, hint="make the bucket, or correct its name: it is never made automatically"
@@ -51,8 +58,9 @@ _ABSENT = _Fault(ErrorKind.NO_SUCH_OBJECT)
 _OTHER = _Fault(ErrorKind.IO)
 
 _BY_CODE: Final[Mapping[str, _Fault]] = {
-    "NoSuchBucket": _NO_BUCKET,
-    **dict.fromkeys(("NoSuchKey", "NotFound", "404"), _ABSENT),
+    **dict.fromkeys(("NoSuchBucket", "ContainerNotFound"), _NO_BUCKET),
+    **dict.fromkeys(("NoSuchKey", "NotFound", "404", "BlobNotFound"), _ABSENT),
+    **dict.fromkeys(("PermanentRedirect", "AuthorizationHeaderMalformed"), _ELSEWHERE),
     **dict.fromkeys(
         (
             "InvalidAccessKeyId",
@@ -61,6 +69,9 @@ _BY_CODE: Final[Mapping[str, _Fault]] = {
             "InvalidToken",
             "TokenRefreshRequired",
             "NotSignedUp",
+            "AuthenticationFailed",
+            "AuthenticationRequired",
+            "NoAuthenticationInformation",
         ),
         _CREDENTIALS,
     ),
@@ -74,6 +85,7 @@ _BY_CODE: Final[Mapping[str, _Fault]] = {
             "Throttling",
             "ThrottlingException",
             "RequestLimitExceeded",
+            "ServerBusy",
         ),
         _THROTTLED,
     ),
@@ -84,6 +96,7 @@ _BY_CODE: Final[Mapping[str, _Fault]] = {
             "IncompleteBody",
             "BadDigest",
             "InvalidDigest",
+            "Md5Mismatch",
             "XAmzContentSHA256Mismatch",
             "OperationAborted",
             "ConditionalRequestConflict",
@@ -111,7 +124,14 @@ _BY_STATUS: Final[Mapping[int, _Fault]] = {
     507: _FULL,
 }
 
-# Names of exception classes, of botocore, aiohttp, fsspec and Python, and what any class below them is.
+# How obstore names what happens to a request on its way.
+_BY_TRANSPORT: Final[Mapping[str, _Fault]] = {
+    "Connect": _UNREACHABLE,
+    "Timeout": _LATE,
+    **dict.fromkeys(("Request", "Interrupted", "Decode"), _PASSING),
+}
+
+# Names of exception classes, of botocore, obstore, aiohttp, fsspec and Python, and what any class below them is.
 _BY_CLASS: Final[Mapping[str, _Fault]] = {
     **dict.fromkeys(
         (
@@ -120,6 +140,7 @@ _BY_CLASS: Final[Mapping[str, _Fault]] = {
             "CredentialRetrievalError",
             "ProfileNotFound",
             "TokenRetrievalError",
+            "UnauthenticatedError",
         ),
         _CREDENTIALS,
     ),
@@ -154,8 +175,8 @@ _BY_CLASS: Final[Mapping[str, _Fault]] = {
     ),
     "FileNotFoundError": _ABSENT,
     **dict.fromkeys(("IsADirectoryError", "NotADirectoryError"), _OBSTRUCTED),
-    "PermissionError": _DENIED,
-    "NotImplementedError": _UNCONDITIONAL,
+    **dict.fromkeys(("PermissionError", "PermissionDeniedError"), _DENIED),
+    **dict.fromkeys(("NotImplementedError", "NotSupportedError"), _UNCONDITIONAL),
 }
 
 _BY_ERRNO: Final[Mapping[int, _Fault]] = {
@@ -176,8 +197,11 @@ def faults(doing: str, place: str, *, reads: bool = False) -> Iterator[None]:
         yield
     except ResilientError:
         raise
-    except Exception as error:  # client libraries raise what they like: all of it becomes ours, with its cause
-        raise _translated(error, f"{doing} in {place}", reads=reads) from error
+    except Exception as error:  # noqa: BLE001 -- client libraries raise what they like: all of it becomes ours
+        said = reply(error)
+        translated = _translated(error, f"{doing} in {place}", said, reads=reads)
+        # Shown as a cause, an error of obstore is a page of Rust, whose first lines ours has.
+        raise translated from (error if said is None else None)
 
 
 def server_code(error: BaseException) -> tuple[str, int]:
@@ -192,22 +216,31 @@ def server_code(error: BaseException) -> tuple[str, int]:
     return "", 0
 
 
-def _translated(error: Exception, doing: str, *, reads: bool) -> ResilientError:
-    fault = _classified(error)
+def _translated(error: Exception, doing: str, said: Reply | None, *, reads: bool) -> ResilientError:
+    fault = _classified(error) if said is None else _of_reply(said) or _of_class(error)
     if reads and fault in {_ABSENT, _OBSTRUCTED}:
         return NotFoundError(f"{doing}: there is no such object", kind=_ABSENT.kind)
     if fault is _ABSENT:
         fault = _NO_BUCKET
-    said = str(error) or type(error).__name__
+    text = said.text if said else str(error)
+    text = text or type(error).__name__
     code, _ = server_code(error)
-    message = f"{doing} failed: {said}" if not code or code in said else f"{doing} failed: {code}: {said}"
+    message = f"{doing} failed: {text}" if not code or code in text else f"{doing} failed: {code}: {text}"
     return StoreError(message, kind=fault.kind, hint=fault.hint, retryable=fault.retryable)
+
+
+def _of_reply(said: Reply) -> _Fault | None:
+    if said.signing_in and said.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return _CREDENTIALS  # no such service here: nobody gives this machine a token
+    return _BY_CODE.get(said.code) or _BY_STATUS.get(said.status) or _BY_TRANSPORT.get(said.transport)
 
 
 def _classified(error: Exception) -> _Fault:
     code, status = server_code(error)
-    if found := _BY_CODE.get(code) or _BY_STATUS.get(status):
-        return found
+    return _BY_CODE.get(code) or _BY_STATUS.get(status) or _of_class(error)
+
+
+def _of_class(error: Exception) -> _Fault:
     for base in type(error).__mro__:
         if found := _BY_CLASS.get(base.__name__):
             return found

@@ -11,6 +11,8 @@ from resilient.clock import SYSTEM_CLOCK, Clock, Deadline
 from resilient.errors import StoreError
 from resilient.format.digest import BytesLike
 from resilient.store.base import Capabilities, Store
+from resilient.store.recipe import Recipe
+from resilient.store.throttled import Bandwidth, throttled
 
 T = TypeVar("T")
 
@@ -29,6 +31,18 @@ def retry(call: Callable[[], T], *, doing: str, clock: Clock, timeout_s: float) 
     often.
     """
     deadline = Deadline(clock, timeout_s)
+    try:
+        return call()  # mostly that is all, and setting up for more costs as much as a small read
+    except StoreError as error:
+        if not error.retryable:
+            raise
+        failed = [error]
+
+    def again() -> T:
+        if failed:
+            raise failed.pop()  # that was the first try: it counts, and is waited after
+        return call()
+
     attempts = tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda error: isinstance(error, StoreError) and error.retryable),
         wait=tenacity.wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
@@ -37,7 +51,7 @@ def retry(call: Callable[[], T], *, doing: str, clock: Clock, timeout_s: float) 
         reraise=True,
     )
     try:
-        return attempts(call)
+        return attempts(again)
     except StoreError as error:
         count = int(attempts.statistics["attempt_number"])
         if not error.retryable:
@@ -51,16 +65,27 @@ def retry(call: Callable[[], T], *, doing: str, clock: Clock, timeout_s: float) 
 
 
 class Retrying:
-    """A store whose calls go on trying, each for at most ``timeout_s`` (plus what the last try takes)."""
+    """A store whose calls go on trying, each for at most ``timeout_s`` (plus what the last try takes).
 
-    def __init__(self, inner: Store, *, clock: Clock = SYSTEM_CLOCK, timeout_s: float = TIMEOUT_S) -> None:
+    ``recipe`` says how another process opens the same place; None if none can.
+    """
+
+    def __init__(
+        self, inner: Store, *, clock: Clock = SYSTEM_CLOCK, timeout_s: float = TIMEOUT_S, recipe: Recipe | None = None
+    ) -> None:
         self._inner = inner
         self._clock = clock
         self._timeout_s = timeout_s
+        self.recipe = recipe
 
     def within(self, timeout_s: float) -> Retrying:
         """Return the same store with another deadline per call."""
-        return Retrying(self._inner, clock=self._clock, timeout_s=timeout_s)
+        return Retrying(self._inner, clock=self._clock, timeout_s=timeout_s, recipe=self.recipe)
+
+    def throttled(self, bandwidth: Bandwidth) -> Retrying:
+        """Return the same store with bounded uploads; what is sent again counts again."""
+        inner = throttled(self._inner, bandwidth)
+        return Retrying(inner, clock=self._clock, timeout_s=self._timeout_s, recipe=self.recipe)
 
     @property
     def inner(self) -> Store:

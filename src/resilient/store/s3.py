@@ -1,4 +1,4 @@
-"""An S3 bucket as a store, through s3fs.
+"""An S3 bucket as a store, through s3fs: for options that only s3fs understands.
 
 s3fs brings session, credentials and event loop; the calls are S3's own. Its file-system view of a bucket (listing
 caches, directories, making a bucket that is missing) would guess where a store must know.
@@ -6,6 +6,7 @@ caches, directories, making a bucket that is missing) would guess where a store 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -25,6 +26,7 @@ from resilient.store.per_process import PerProcess
 from resilient.store.pieces import pieces, total
 from resilient.store.remote_faults import faults, server_code
 from resilient.store.retrying import TIMEOUT_S, retry
+from resilient.store.throttled import UNBOUNDED, Bandwidth
 
 T = TypeVar("T")
 
@@ -70,14 +72,22 @@ class S3Store:
         self._bucket = bucket
         self._prefix = checked_prefix(f"{prefix}/" if prefix else "")
         self._clock = clock
+        self._bandwidth = UNBOUNDED
 
     @property
     def url(self) -> str:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
+    def throttled(self, bandwidth: Bandwidth) -> S3Store:
+        """Return the same store, which waits for ``bandwidth`` before each part that it sends."""
+        other = copy.copy(self)
+        other._bandwidth = bandwidth  # noqa: SLF001 -- its own class
+        return other
+
     def put(self, key: str, parts: Sequence[BytesLike]) -> None:
         nbytes = total(parts)
         if nbytes <= REQUEST_BYTES:
+            self._bandwidth.wait(nbytes)
             self._call("put", key, "put_object", Body=b"".join(parts))
         else:
             self._put_in_parts(key, pieces(parts, max(REQUEST_BYTES, -(-nbytes // _MOST_PARTS))))
@@ -183,7 +193,7 @@ class S3Store:
         upload = self._call("put", key, "create_multipart_upload")["UploadId"]
         try:
             done = []
-            for number, body in enumerate(bodies, 1):
+            for number, body in enumerate(self._bandwidth.paced(bodies), 1):
                 doing = f"put of part {number} of {key!r} in {self.url}"
                 send = partial(self._call, "put", key, "upload_part", UploadId=upload, PartNumber=number, Body=body)
                 done.append(_part(number, retry(send, doing=doing, clock=self._clock, timeout_s=TIMEOUT_S)))
