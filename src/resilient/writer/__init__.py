@@ -1,0 +1,1 @@
+"""The writer process: it makes staged bytes durable and never imports torch."""

@@ -1,0 +1,182 @@
+"""Making a staged state durable: data objects first, then the receipt that says what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from resilient.catalog.commit import write_receipt
+from resilient.catalog.prune import give_up
+from resilient.clock import Clock
+from resilient.errors import ConflictError, ErrorKind, ResilientError, StoreError
+from resilient.format.chunks import Chunks, Places
+from resilient.format.documents import Object, Receipt
+from resilient.format.layout import Attempt
+from resilient.store.base import Store
+from resilient.store.throttled import Bandwidth, throttled
+from resilient.writer.compressing import Compressing
+from resilient.writer.messages import Open, Save
+from resilient.writer.outline import Digests, Outline
+from resilient.writer.packing import Load, as_staged, encoded
+from resilient.writer.sharing import Sharing, Stored
+from resilient.writer.slot import Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A save that was ordered: which attempt it is, how it is cut into pieces, and the slot that holds it."""
+
+    order: Save
+    attempt: Attempt
+    outline: Outline
+    slot: Slot
+
+    def check(self) -> None:
+        """Raise unless the slot holds this state, whole.
+
+        Asked before the first byte is read and after the last one is written: the memory is shared, and what the other
+        side does with it in between is not ours to know.
+        """
+        stamp, attempt = self.slot.stamp, self.attempt
+        expected = (self.order.sequence, attempt.generation, attempt.step)
+        if not stamp.whole or (stamp.sequence, stamp.generation, stamp.step) != expected:
+            raise ConflictError(
+                f"{attempt} is not what slot {self.order.slot} holds: it was staged over before it was durable",
+                kind=ErrorKind.SAVE_FAILED,
+                hint="nothing of it counts; the next save is made as usual",
+            )
+
+
+class Persister:
+    """Makes one state after another durable, as one rank's part of a checkpoint."""
+
+    def __init__(self, store: Store, opened: Open, *, clock: Clock) -> None:
+        self._store = store
+        self._data = store
+        if opened.max_bandwidth is not None:
+            self._data = throttled(store, Bandwidth(opened.max_bandwidth, clock=clock))
+        self._opened = opened
+        self._clock = clock
+        self._sharing = Sharing(store)
+        self._compressing = Compressing(opened, clock=clock)
+
+    def persist(self, staged: Staged) -> int:
+        """Write what this rank stores, then its receipt; return the bytes of data written.
+
+        Pieces that another rank stores are only listed, with a digest where they were staged, so that the commit can
+        compare. If the data cannot be written, what was written of it is removed again and the attempt is given up.
+        """
+        tried: list[Object] = []
+        try:
+            places, objects = self._write(staged, tried)
+            staged.check()
+        except ResilientError as error:
+            # A store that is away can remove nothing, and trying would take long again.
+            if not (isinstance(error, StoreError) and error.retryable):
+                self._withdraw(staged.attempt, tried)
+            raise
+        order, outline, attempt = staged.order, staged.outline, staged.attempt
+        receipt = Receipt(
+            step=attempt.step,
+            generation=attempt.generation,
+            nonce=attempt.nonce,
+            rank=self._opened.rank,
+            world_size=self._opened.world_size,
+            items=outline.structure.items,
+            tensors=outline.structure.tensors,
+            objects=objects,
+            chunks=Chunks(outline.boxes, places),
+            values=order.values,
+        )
+        write_receipt(self._store, receipt)
+        stored = Stored(objects=objects, places=places.take(outline.mine))
+        self._sharing.persisted(attempt, outline, places.digest, stored, full=len(objects) == len(tried))
+        return sum(each.nbytes for each in tried)
+
+    def committed(self, attempt: Attempt) -> None:
+        """Let later saves refer to what this one has stored."""
+        self._sharing.committed(attempt)
+
+    def _write(self, staged: Staged, tried: list[Object]) -> tuple[Places, tuple[Object, ...]]:
+        """Store what is not stored yet; return where everything lies, and in which objects."""
+        staged.slot.refresh()
+        staged.check()
+        outline, payload = staged.outline, staged.slot.payload
+        with ThreadPoolExecutor(1, thread_name_prefix="resilient-digest") as beside:
+            digesting: Future[Digests] = beside.submit(outline.digests, payload)
+            same: npt.NDArray[np.bool_] = np.zeros(len(outline.mine), bool)
+            if self._sharing.hopes(outline):
+                same = self._sharing.find(staged.attempt, outline, digesting.result())
+            loads = self._loads(outline, payload, outline.mine[~same])
+            written = self._send(staged.attempt, loads, tried)
+            places = _placed(outline.places(digesting.result()), written)
+        objects = tuple(tried)
+        if same.any():
+            places, objects = _referring(places, objects, outline.mine[same], self._sharing.stored, same)
+        return places, objects
+
+    def _loads(self, outline: Outline, payload: memoryview, pieces: npt.NDArray[np.int64]) -> Iterable[Load]:
+        level = self._compressing.level(outline, payload, pieces)
+        if level is None:
+            return as_staged(outline, payload, pieces)
+        return encoded(outline, payload, pieces, level)
+
+    def _send(self, attempt: Attempt, loads: Iterable[Load], tried: list[Object]) -> Sequence[Load]:
+        """Store one object after another; ``tried`` lists them from before the first byte of each."""
+        written = []
+        duration_s = 0.0
+        for part, load in enumerate(loads):
+            each = Object(key=attempt.data(self._opened.rank, part), nbytes=int(load.nbytes.sum()))
+            tried.append(each)
+            started_s = self._clock.monotonic()
+            self._data.put(each.key, load.parts)
+            duration_s += self._clock.monotonic() - started_s
+            written.append(replace(load, parts=()))  # the memory goes as soon as it is sent
+        self._compressing.sent(sum(each.nbytes for each in tried), duration_s)
+        return written
+
+    def _withdraw(self, attempt: Attempt, objects: Sequence[Object]) -> None:
+        """Free what a rank has written of an attempt for which it will never write a receipt.
+
+        So it cannot be committed. The TOMBSTONE lets retention remove what the other ranks have written of it, without
+        waiting for a restart.
+        """
+        with suppress(StoreError):  # the error that led here is the one to tell; a later life collects what stays
+            for each in objects:
+                self._store.delete(each.key)
+            give_up(self._store, attempt, self._clock, reason="a rank could not write its data")
+
+
+def _placed(places: Places, written: Sequence[Load]) -> Places:
+    """Return where the pieces lie after they were stored in these objects."""
+    object_, start, nbytes, codec = (
+        np.array(column) for column in (places.object, places.start, places.nbytes, places.codec)
+    )
+    for part, load in enumerate(written):
+        object_[load.pieces] = part
+        start[load.pieces] = np.cumsum(load.nbytes) - load.nbytes
+        nbytes[load.pieces] = load.nbytes
+        codec[load.pieces] = load.codec
+    return replace(places, object=object_, start=start, nbytes=nbytes, codec=codec)
+
+
+def _referring(
+    places: Places,
+    objects: tuple[Object, ...],
+    pieces: npt.NDArray[np.int64],
+    base: Stored,
+    same: npt.NDArray[np.bool_],
+) -> tuple[Places, tuple[Object, ...]]:
+    """Return ``places`` with these pieces where an earlier save has stored them, and its objects after ``objects``."""
+    theirs = base.places.take(same)
+    used, number = np.unique(theirs.object, return_inverse=True)
+    places.object[pieces] = len(objects) + number
+    places.start[pieces] = theirs.start
+    places.nbytes[pieces] = theirs.nbytes
+    places.codec[pieces] = theirs.codec
+    return places, (*objects, *(base.objects[each] for each in used.tolist()))

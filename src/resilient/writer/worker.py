@@ -1,0 +1,157 @@
+"""What a writer does with a save that it was ordered: persist, commit, prove, prune, and say so."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from resilient.catalog.line import read_line
+from resilient.catalog.prune import prune
+from resilient.clock import SYSTEM_CLOCK, Clock
+from resilient.errors import ErrorKind, ResilientError, StoreError
+from resilient.format.documents import Commit
+from resilient.format.layout import Attempt
+from resilient.store.base import Store
+from resilient.writer.committing import Committer
+from resilient.writer.messages import (
+    Answer,
+    Committed,
+    Failed,
+    Fault,
+    Noticed,
+    Open,
+    Persisted,
+    Pruned,
+    Save,
+    Structure,
+)
+from resilient.writer.outline import Outline
+from resilient.writer.persisting import Persister, Staged
+from resilient.writer.proving import find_void
+from resilient.writer.slot import Slot
+
+_STRUCTURES: Final = 32
+"""How many are kept, those that were used last. A state that changes its shape at every save must not fill the memory.
+"""
+
+
+class Worker:
+    """Carries out the saves of one rank and one generation, one after another, and says how each ends.
+
+    A save that fails leaves the worker as it was: the next one is made as usual.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        opened: Open,
+        slots: Sequence[Slot],
+        say: Callable[[Answer], None],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._store = store
+        self._opened = opened
+        self._slots = slots
+        self._say = say
+        self._clock = clock
+        self._outlines: dict[int, Outline] = {}
+        self._persister = Persister(store, opened, clock=clock)
+        self._committer = Committer(store, opened, clock=clock)
+
+    def define(self, structure: Structure) -> None:
+        """Learn a structure, for the saves that follow."""
+        self._keep(Outline(structure))
+
+    def abandon(self, step: int, why: str) -> None:
+        """Stop waiting for a step that another rank cannot save; may be called from any thread."""
+        self._committer.abandon(step, why)
+
+    def leave(self) -> None:
+        """Take note that the trainer is gone; may be called from any thread."""
+        self._committer.leave()
+
+    def save(self, order: Save) -> None:
+        """Carry out a save."""
+        attempt = Attempt(step=order.step, generation=self._opened.generation, nonce=self._opened.nonce)
+        persisted = False
+        try:
+            self._persist(order, attempt)
+            persisted = True
+            commit = self._committer.commit(attempt, order.reason)
+            self._prove(commit)
+        except Exception as error:  # noqa: BLE001 -- boundary: whatever fails a save is said, and the next one is made
+            fault = _fault(error)
+            self._say(Failed(step=order.step, slot=order.slot, persisted=persisted, error=fault))
+            if fault.kind in (ErrorKind.NO_SPACE, ErrorKind.PEER_FAILED):
+                self._prune()  # what was given up before still takes up the space
+        else:
+            self._persister.committed(attempt)
+            self._say(Committed(step=commit.step, nbytes=commit.nbytes))
+            self._prune()
+        finally:
+            self._committer.forget(order.step)
+
+    def _keep(self, outline: Outline) -> Outline:
+        self._outlines.pop(outline.number, None)
+        self._outlines[outline.number] = outline
+        while len(self._outlines) > _STRUCTURES:
+            del self._outlines[next(iter(self._outlines))]
+        return outline
+
+    def _persist(self, order: Save, attempt: Attempt) -> None:
+        started_cpu_s = _cpu_s()
+        outline = self._keep(self._outlines[order.structure])
+        staged = Staged(order=order, attempt=attempt, outline=outline, slot=self._slots[order.slot])
+        sent = self._persister.persist(staged)
+        answer = Persisted(
+            step=order.step,
+            slot=order.slot,
+            nbytes=outline.stored_nbytes,
+            sent=sent,
+            cpu_s=_cpu_s() - started_cpu_s,
+        )
+        self._say(answer)
+
+    def _prove(self, commit: Commit) -> None:
+        """Raise if the commit does not count, and say so if that cannot be found out: it is committed all the same."""
+        if self._opened.rank != 0:
+            return
+        try:
+            void = find_void(self._store, commit)
+        except StoreError as error:  # the store has tried for long already
+            self._say(
+                Noticed(message=f"{commit.attempt} is committed; whether it counts could not be checked: {error}")
+            )
+            return
+        if void is not None:
+            raise void
+
+    def _prune(self) -> None:
+        """Apply retention. A failure here is not a failure of the save: it is said, and the next save tries again.
+
+        Not without a trainer: a later life may be about to choose where it continues, and prunes itself.
+        """
+        if self._opened.keep is None or self._opened.rank != 0 or self._committer.orphaned:
+            return
+        try:
+            line = read_line(self._store)
+            kept = self._opened.keep.kept([commit.step for commit in line.commits])
+            done = prune(self._store, line, kept, clock=self._clock)
+        except ResilientError as error:
+            self._say(Noticed(message=f"old checkpoints could not be pruned: {error}"))
+            return
+        if done.steps:
+            self._say(Pruned(steps=done.steps))
+
+
+def _fault(error: Exception) -> Fault:
+    if isinstance(error, ResilientError):
+        return Fault.of(error)
+    return Fault(name="ResilientError", message=f"{type(error).__name__}: {error}", kind=ErrorKind.SAVE_FAILED)
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
