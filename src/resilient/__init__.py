@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from resilient.run.decorator import train
     from resilient.run.sampler import ElasticSampler
     from resilient.run.session import Restored, Run
-    from resilient.state.wrappers import PerRank, Shard
+    from resilient.state.wrappers import AfterStep, PerRank, Shard
     from resilient.store.base import Store
 
     __version__: str
 
 _HOME = {
+    "AfterStep": "resilient.state.wrappers",
     "Checkpoint": "resilient.engine.checkpoint",
     "ElasticSampler": "resilient.run.sampler",
     "Keep": "resilient.policy.keep",
@@ -55,6 +56,6 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Checkpoint", "ElasticSampler", "Keep", "PerRank", "ResilientError", "Restored", "Run", "SaveHandle",
+    "AfterStep", "Checkpoint", "ElasticSampler", "Keep", "PerRank", "ResilientError", "Restored", "Run", "SaveHandle",
     "SaveWhen", "Shard", "Store", "checkpoints", "load", "save", "train",
 ]  # fmt: skip

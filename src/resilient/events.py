@@ -31,9 +31,32 @@ class SaveStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStaged(Event):
+    """The state is copied, and the writer has it: it will be saved also if this process is killed now.
+
+    ``duration_s`` counts from the boundary.
+    """
+
+    step: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFenced(Event):
+    """Before the state changed, training has waited ``waited_s`` for the copy to be over, besides the stall."""
+
+    step: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SavePersisted(Event):
+    """``nbytes`` of the state are durable; ``sent`` were written, for ``cpu_s`` of the writer's processor time."""
+
     step: int
     nbytes: int
+    sent: int
+    cpu_s: float
     duration_s: float
 
 

@@ -72,7 +72,7 @@ def make_ranks(
     for rank in range(size):
         bus = Bus()
         peers = Peers(rank, size, values)
-        made = Rank(peers=peers, saver=Saver(store, claim, peers, settings or SaveSettings(), bus=bus))
+        made = Rank(peers=peers, saver=Saver(store, claim, peers, settings or SaveSettings(), run_id="0" * 16, bus=bus))
         bus.subscribe(made.events.append)
         ranks.append(made)
     return ranks

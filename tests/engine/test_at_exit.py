@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import resilient
 
 PROGRAM = """
@@ -24,6 +26,7 @@ resilient.save(Busy(sys.argv[1]), 1, {"model": {"w": torch.zeros(1000)}})
 """
 
 
+@pytest.mark.field_report("BR-045")
 def test_a_program_that_ends_right_after_a_save_has_saved(tmp_path: Path) -> None:
     place = str(tmp_path / "run")
     done = subprocess.run(

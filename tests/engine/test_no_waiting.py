@@ -61,7 +61,7 @@ def test_the_failure_of_one_rank_reaches_the_others_at_once_and_the_next_save_wo
         handle.wait(60)
     broken = StoreError("the disk of this node is full", kind=ErrorKind.NO_SPACE)
 
-    def fail(*_: object) -> Any:
+    def fail(*_: object, **__: object) -> Any:
         raise broken
 
     def refuse(key: str) -> None:
@@ -69,7 +69,7 @@ def test_the_failure_of_one_rank_reaches_the_others_at_once_and_the_next_save_wo
             raise broken
 
     if phase == "copy":
-        monkeypatch.setattr(ranks[1].saver, "_stage", fail)
+        monkeypatch.setattr(ranks[1].saver._stager, "stage", fail)
     store.before = refuse
     started_s = SYSTEM_CLOCK.monotonic()
     second = ranks[1].saver.refuse(2, broken) if phase == "capture" else save_on(ranks[1], 2)
@@ -93,7 +93,7 @@ def test_waiting_for_a_save_is_no_collective() -> None:
     first, second = (save_on(rank, 1) for rank in ranks)
     first.wait(60)  # by rank 0 alone
     for handle in (save_on(rank, 2) for rank in ranks):
-        assert handle.staged.done()
+        handle.staged.result(10)
     assert second.committed.result(60) == 1
 
 

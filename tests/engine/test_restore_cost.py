@@ -82,6 +82,7 @@ def restore_sharded(place: str, nbytes: int, folder: str) -> None:
     dist.barrier()
 
 
+@pytest.mark.field_report("BR-163")
 @pytest.mark.proof
 @pytest.mark.timeout(900)
 def test_a_rank_that_restores_a_quarter_needs_little_more_memory_than_that_quarter(

@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from resilient.catalog.commit import read_manifest
+from resilient.catalog.contents import read_manifest
 from resilient.catalog.line import read_line
-from resilient.engine import persist
+from resilient.engine import placement
 from resilient.engine.handle import SaveHandle
 from resilient.engine.peers import Peers
 from resilient.engine.restore import load_into
@@ -62,6 +62,7 @@ def test_replicated_bytes_are_written_once_and_shared_out(store: MemoryStore) ->
         assert torch.equal(loaded(store, step, state(0.0))["big"], torch.full((5000,), float(step)))  # type: ignore[arg-type]
 
 
+@pytest.mark.field_report("BR-036")
 def test_what_is_saved_is_the_state_at_the_boundary(store: MemoryStore) -> None:
     (rank,) = make_ranks(store, 1)
     big, values = torch.full((5000,), 1.0), {"lr": 1.0}
@@ -115,7 +116,12 @@ def test_the_death_of_rank_0_after_its_receipt_does_not_prevent_the_commit(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = make_ranks(store, 2)
-    monkeypatch.setattr(ranks[0].saver, "_commit", lambda job: pytest.skip("dead"))
+    committer = ranks[0].saver._writers._link._serving._worker._committer  # type: ignore[attr-defined]
+
+    def die(*_: object) -> None:
+        raise RuntimeError("dead")
+
+    monkeypatch.setattr(committer, "commit", die)
     first, second = save_all(ranks, 1, [{"s": {"w": torch.zeros(1)}}] * 2)
     second.wait(60)
     (commit,) = read_line(store).commits
@@ -134,6 +140,7 @@ class Refusing(MemoryStore):
         super().put(key, parts)
 
 
+@pytest.mark.field_report("BR-044", "BR-051")
 def test_a_failing_save_never_hurts_training_and_is_never_silent() -> None:
     store = Refusing()
     (rank,) = make_ranks(store, 1)
@@ -165,9 +172,10 @@ class Hanging(MemoryStore):
         super().put(key, parts)
 
 
+@pytest.mark.field_report("BR-042")
 def test_two_steps_are_never_mixed_when_a_save_outlives_its_deadline() -> None:
     store = Hanging()
-    (rank,) = make_ranks(store, 1, SaveSettings(commit_timeout_s=0.3))
+    (rank,) = make_ranks(store, 1, SaveSettings(commit_timeout_s=0.3, staging_slots=1))
     (slow,) = save_all([rank], 1, [{"s": state(1)}])
     (refused,) = save_all([rank], 2, [{"s": state(2)}])
     with pytest.raises(StoreError, match="still not over"):
@@ -219,6 +227,7 @@ def test_a_save_into_a_run_whose_documents_were_deleted_fails_and_names_them(sto
     assert rank.saver.newest_committed == 1
 
 
+@pytest.mark.field_report("BR-041")
 def test_a_save_costs_the_same_after_many_others() -> None:
     class Counting(MemoryStore):
         def __init__(self) -> None:
@@ -262,6 +271,7 @@ class Small(MemoryStore):
         super().put(key, parts)
 
 
+@pytest.mark.field_report("BR-044")
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_full_disk_recovers_by_what_retention_and_failed_saves_give_back(size: int) -> None:
     """Two are kept and there is room for three and a half: what is given up stays until the next save, or failure."""
@@ -288,7 +298,7 @@ def test_a_full_disk_recovers_by_what_retention_and_failed_saves_give_back(size:
 
 
 def test_a_rank_that_cannot_write_all_its_data_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist, "MAX_OBJECT_NBYTES", CHUNK)
+    monkeypatch.setattr(placement, "MAX_OBJECT_NBYTES", CHUNK)
     store = Small()
     store.room = 3 * CHUNK
     (rank,) = make_ranks(store, 1, SaveSettings(chunk_nbytes=CHUNK))

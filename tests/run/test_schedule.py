@@ -112,6 +112,7 @@ def test_a_step_policy_saves_exactly_its_steps_when_the_store_keeps_up(size: int
     assert not job.skipped
 
 
+@pytest.mark.field_report("BR-042")
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_save_that_is_due_while_one_is_in_flight_is_left_out_and_said(size: int) -> None:
     job = Job(SaveWhen(steps=5), size)

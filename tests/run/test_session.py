@@ -165,7 +165,7 @@ def stop_now_and_then() -> Callable[[Run], None]:
             first = run.save("checkpoint")
             assert run.save() is first  # the same step is not saved twice
             run.fence()
-            assert first.staged.done()
+            first.staged.result(30)
 
     return during
 
@@ -461,6 +461,7 @@ def failing_from(store: Failing, step: int, until: int = 10_000) -> Callable[[Ru
     return during
 
 
+@pytest.mark.field_report("BR-044")
 def test_a_failing_save_never_hurts_training_and_is_never_silent(
     whole: Training, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -505,6 +506,7 @@ def test_a_state_that_cannot_be_saved_for_a_while_fails_saves_and_no_step(tmp_pa
     assert [found.step for found in resilient.checkpoints(tmp_path)] == [6, 5, 4]
 
 
+@pytest.mark.field_report("BR-045")
 def test_an_end_that_could_not_be_saved_is_exit_code_3() -> None:
     store = Failing()
     training = Training(store, every=1000)
@@ -514,6 +516,7 @@ def test_an_end_that_could_not_be_saved_is_exit_code_3() -> None:
     assert training.step == 12
 
 
+@pytest.mark.field_report("BR-045")
 def test_an_interrupt_finishes_the_save_under_way_and_says_what_is_safe(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

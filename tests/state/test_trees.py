@@ -115,7 +115,7 @@ def test_what_is_captured_is_the_value_of_that_moment() -> None:
     captured = capture({"state": {"list": numbers, "x": tensor}}, rank=0, world_size=1)
     numbers.append(3)
     assert captured.values[0].value == [1, 2]
-    assert captured.tensors[0].local.data_ptr() == tensor.data_ptr(), "the live tensor was copied"
+    assert captured.locals[0].data_ptr() == tensor.data_ptr(), "the live tensor was copied"
 
 
 TREES = st.recursive(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from resilient.format.box import Box
+from resilient.format.chunks import Chunks
 from resilient.format.documents import Item, Manifest, Tensor, Value
 from resilient.state.capture import capture
 from resilient.state.leaves import Captured
@@ -64,15 +65,15 @@ def share(captured: Captured) -> Share:
         Part(
             Tensor(leaf.item, leaf.name, leaf.path, leaf.dtype, leaf.shape, leaf.rank, leaf.alias),
             leaf.box,
-            b"" if leaf.alias else bits(leaf.local),
+            b"" if leaf.alias else bits(local),
             leaf.holders,
         )
-        for leaf in captured.tensors
+        for leaf, local in zip(captured.tensors, captured.locals, strict=True)
     ]
-    for leaf in captured.tensors:
-        assert tuple(leaf.local.shape) == leaf.box.size
+    for leaf, local in zip(captured.tensors, captured.locals, strict=True):
+        assert tuple(local.shape) == leaf.box.size
         assert leaf.box.within(leaf.shape)
-        assert not leaf.local.requires_grad
+        assert not local.requires_grad
     values = tuple(Value(leaf.item, leaf.name, leaf.path, leaf.data, leaf.rank) for leaf in captured.values)
     return Share(captured.items, tuple(parts), values)
 
@@ -117,7 +118,7 @@ def merge(shares: Sequence[Share], step: int = 1) -> Saved:
         items=tuple(items.values()),
         tensors=tuple(tensors.values()),
         objects=(),
-        chunks=(),
+        chunks=Chunks.of(()),
         values=tuple(values.values()),
         receipts=(),
     )

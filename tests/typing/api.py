@@ -19,7 +19,13 @@ def main(run: resilient.Run, learning_rate: float) -> int:
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     sampler = resilient.ElasticSampler(10, global_batch=2, seed=0)
     assert_type(
-        run.track(model=model, optimizer=optimizer, data=sampler, own=resilient.PerRank({"rank": run.rank})),
+        run.track(
+            model=model,
+            optimizer=optimizer,
+            data=sampler,
+            own=resilient.PerRank({"rank": run.rank}),
+            ema=resilient.AfterStep({"w": torch.zeros(1)}),
+        ),
         resilient.Restored | None,
     )
     data: DataLoader[tuple[torch.Tensor, ...]] = DataLoader(TensorDataset(torch.zeros(10, 2)), batch_sampler=sampler)

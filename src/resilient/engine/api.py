@@ -17,6 +17,7 @@ from resilient.catalog.launch import check_no_other_launch
 from resilient.catalog.line import read_line
 from resilient.catalog.run_info import open_run
 from resilient.clock import SYSTEM_CLOCK
+from resilient.config import read_process
 from resilient.engine.at_exit import before_threads_end
 from resilient.engine.checkpoint import Checkpoint
 from resilient.engine.handle import SaveHandle
@@ -53,13 +54,13 @@ _continue_from: dict[str, Commit] = {}
 _lock = threading.Lock()
 
 
-def _drain_all() -> None:
+def _close_all() -> None:
     """Give the saves that nobody waited for their time: a program may end right after its last save."""
     for session in list(_sessions.values()):
-        session.saver.drain(SaveSettings().commit_timeout_s)
+        session.saver.close(SaveSettings().commit_timeout_s)
 
 
-before_threads_end(_drain_all)
+before_threads_end(_close_all)
 
 
 def save(
@@ -79,7 +80,7 @@ def save(
         step: completed steps of training, at least 0 and below 10**12; larger than that of any step that this process
             saved, or loaded, there.
         items: named modules, optimizers, objects with ``state_dict``/``load_state_dict``, or nested dicts.
-        storage_options: for the fsspec filesystem behind a URL.
+        storage_options: for what reaches a URL; see `resilient.store.open.open_store`.
 
     Raises:
         UsageError: the step is no such number, or a leaf cannot be saved (it is named); nothing was written.
@@ -92,6 +93,8 @@ def save(
     with _lock:
         session = _sessions.get(place.url)
         if session is None or session.peers.world_size != peers.world_size:
+            if session is not None:
+                session.saver.close(_PEER_TIMEOUT_S)
             session = _sessions[place.url] = _start(place, peers)
         if session.newest is not None and step <= session.newest:
             raise ConflictError(
@@ -122,7 +125,7 @@ def load(
         into: the items to fill, by name; other items of the checkpoint are left alone.
         step: a committed step, or "latest".
         strict: False fills what is there on both sides and leaves the rest.
-        storage_options: for the fsspec filesystem behind a URL.
+        storage_options: for what reaches a URL; see `resilient.store.open.open_store`.
 
     Raises:
         NotFoundError: nothing is there, or not this step.
@@ -144,6 +147,7 @@ def load(
     with _lock:
         if session is not None and session.newest != chosen.step:
             _sessions.pop(place.url, None)  # continuing from an older step takes a generation of its own
+            session.saver.close(_PEER_TIMEOUT_S)
         _continue_from[place.url] = chosen
     return Checkpoint(place, chosen)
 
@@ -193,7 +197,7 @@ def _start(store: Store, peers: Peers) -> _Session:
 
     def claim() -> bytes:
         launch = uuid.uuid4().hex
-        open_run(store, create=True, clock=SYSTEM_CLOCK)
+        run_id = open_run(store, create=True, clock=SYSTEM_CLOCK).run_id
         # A generation of this process would take all that the run saves from now on off the line.
         check_no_other_launch(store, launch=launch, takeover=False, clock=SYSTEM_CLOCK)
         commits = read_line(store).commits
@@ -201,10 +205,11 @@ def _start(store: Store, peers: Peers) -> _Session:
         mine = claim_generation(store, world_size=peers.world_size, launch=launch, heartbeat=False)
         write_base(store, mine, continues)
         newest = None if continues is None else continues.step
-        return msgspec.msgpack.encode((encode_document(mine), newest))
+        return msgspec.msgpack.encode((encode_document(mine), run_id, newest))
 
     shared = peers.share(peers.numbered("claim"), claim, _PEER_TIMEOUT_S)
-    document, newest = msgspec.msgpack.decode(shared, type=tuple[bytes, int | None])
+    document, run_id, newest = msgspec.msgpack.decode(shared, type=tuple[bytes, str, int | None])
     claimed: Claim = decode_document(Claim, document, "the claim")
-    saver = Saver(store, claimed, peers, SaveSettings(), bus=Bus())
+    how = SaveSettings(local_ranks=read_process().local_world_size)
+    saver = Saver(store, claimed, peers, how, run_id=run_id, bus=Bus())
     return _Session(store=store, peers=peers, saver=saver, newest=newest)

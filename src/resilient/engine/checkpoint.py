@@ -7,7 +7,7 @@ from functools import cached_property
 
 import torch
 
-from resilient.catalog.commit import read_manifest
+from resilient.catalog.contents import Contents, open_manifest
 from resilient.catalog.verify import Verification, verify
 from resilient.engine.peers import Peers
 from resilient.engine.read import fill
@@ -15,7 +15,7 @@ from resilient.engine.restore import load_into
 from resilient.errors import ErrorKind, NotFoundError, UsageError
 from resilient.events import Bus
 from resilient.format.box import Box
-from resilient.format.documents import Commit, Manifest, Tensor
+from resilient.format.documents import Commit, Tensor
 from resilient.state.prepare import Target
 from resilient.state.tensors import dtype_of
 from resilient.store.base import Store
@@ -59,8 +59,8 @@ class Checkpoint:
         return self._commit.nbytes
 
     @cached_property
-    def _manifest(self) -> Manifest:
-        return read_manifest(self._store, self._commit)
+    def _manifest(self) -> Contents:
+        return open_manifest(self._store, self._commit)
 
     def verify(self, *, deep: bool = True) -> Verification:
         """Compare what is stored with its digests: all of it, or (``deep=False``) documents and sizes only."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from resilient.catalog.commit import read_manifest
+from resilient.catalog.contents import read_manifest
 from resilient.catalog.line import read_line
 from resilient.engine.read import fill
 from resilient.errors import ErrorKind, NotFoundError, ResilientError, UsageError

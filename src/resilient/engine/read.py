@@ -1,158 +1,196 @@
-"""Filling tensors from a checkpoint: only the ranges that are needed, each verified before a byte of it is used."""
+"""Filling tensors from a checkpoint: only the ranges that are needed, each compared with its digest."""
 
 from __future__ import annotations
 
+import ctypes
+import queue
 import threading
-from collections import defaultdict
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from typing import Final
 
 import torch
+from torch.autograd.graph import increment_version
 
-from resilient.catalog.fetch import check_chunk, read_span
-from resilient.errors import CorruptError, ErrorKind
-from resilient.format.box import Box, intersect
-from resilient.format.documents import Chunk, Manifest, Tensor
+from resilient.catalog.contents import Contents
+from resilient.catalog.fetch import decoded_nbytes, read_span, unpack
+from resilient.engine.bounce import Bounce
+from resilient.engine.read_plan import ReadPlan, plan_reads
+from resilient.engine.spans import ELSEWHERE, Span
+from resilient.format import codec
+from resilient.format.box import intersect
+from resilient.format.chunks import Chunk
+from resilient.format.digest import digest
 from resilient.state.prepare import Target
 from resilient.state.tensors import dtype_of
 from resilient.store.base import Store
 
-_SPAN_NBYTES: Final = 16 << 20
-_GAP_NBYTES: Final = 4 << 10
-_THREADS: Final = 4
+THREADS: Final = 4
+_BRIEF_NBYTES: Final = 32 << 10
+
+# Keeps the GIL: to give it away and get it back takes longer than a brief copy.
+_copy_briefly = ctypes.PyDLL(None).memmove
+_copy_briefly.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_copy_briefly.restype = None
 
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Copy:
-    """A box that goes from a chunk into a target."""
-
-    target: Target
-    box: Box
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Span:
-    """Neighboring chunks of one object, read with one request."""
-
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def start(self) -> int:
-        return self.chunks[0].start
-
-    @property
-    def nbytes(self) -> int:
-        return self.chunks[-1].start + self.chunks[-1].nbytes - self.start
-
-
-def fill(store: Store, manifest: Manifest, targets: Sequence[Target], progress: Progress | None = None) -> int:
+def fill(store: Store, manifest: Contents, targets: Sequence[Target], progress: Progress | None = None) -> int:
     """Read what the targets need into them; return the bytes read.
 
-    Reads at most the chunks that a target overlaps, plus gaps of 4 KiB between them. Needs `_THREADS` buffers of 16 MiB
-    (or of the largest chunk) beside the targets. A tensor is written chunk by chunk, each after its digest was
-    compared.
+    Reads at most the chunks that a target overlaps, plus gaps of 4 KiB between them. Bytes that lie in a target as they
+    are stored are read to their place, unless the store reads better in units; all others go through `THREADS` buffers
+    of the store's request (4 or 16 MiB) or of the largest chunk.
 
     Raises:
-        CorruptError: a chunk is missing, short or changed; it names object, tensor and rank. Targets are then partly
-        filled.
+        CorruptError: a chunk is missing, short or changed; it names object, tensor and rank. The targets are spoiled:
+            parts of them were already replaced, also by bytes that turned out to be wrong.
     """
-    copies = _plan(manifest, targets)
-    wanted = [manifest.chunks[index] for index in copies]
-    order = {id(chunk): index for index, chunk in zip(copies, wanted, strict=True)}
-    spans = list(_spans(wanted))
-    total = sum(span.nbytes for span in spans)
-    buffers = threading.local()
-    done = 0
-    lock = threading.Lock()
+    plan = plan_reads(manifest, targets, store.capabilities)
+    with closing(Filling(store, manifest, targets, plan)) as filling:
+        filling.read_all(plan.spans, progress)
+    return plan.total_nbytes
 
-    def read(span: _Span) -> None:
-        nonlocal done
-        buffer = _buffer(buffers, span.nbytes)
-        read_span(store, manifest, span.chunks, buffer)
-        for chunk in span.chunks:
-            at = chunk.start - span.start
-            data = buffer[at : at + chunk.nbytes]
-            check_chunk(manifest, chunk, data)
-            _copy(manifest, chunk, data, copies[order[id(chunk)]])
-        with lock:
-            done += span.nbytes
-            if progress is not None:
-                progress(done, total)
 
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="resilient-read") as pool:
-        futures = [pool.submit(read, span) for span in spans]
+def _in_parallel(read: Callable[[Span], None], spans: Sequence[Span]) -> None:
+    """Read all spans, begun in their order; after a failure no further one is begun."""
+    waiting = deque(spans)
+
+    def work() -> None:
+        while True:
+            try:
+                span = waiting.popleft()
+            except IndexError:
+                return
+            read(span)
+
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="resilient-read") as pool:
+        futures = [pool.submit(work) for _ in range(min(THREADS, len(spans)))]
         try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return total
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            waiting.clear()
+        for future in futures:
+            future.result()
 
 
-def _plan(manifest: Manifest, targets: Sequence[Target]) -> dict[int, list[_Copy]]:
-    """Return what to copy out of each chunk, by the chunk's index; prove first that the chunks cover every target."""
-    numbers = {_identity(tensor): number for number, tensor in enumerate(manifest.tensors)}
-    chunks: defaultdict[int, list[int]] = defaultdict(list)
-    for index, chunk in enumerate(manifest.chunks):
-        chunks[chunk.tensor].append(index)
-    copies: defaultdict[int, list[_Copy]] = defaultdict(list)
-    for target in targets:
-        found = 0
-        for index in chunks[numbers[_identity(target.tensor)]]:
-            box = intersect(manifest.chunks[index].box, target.box)
-            if box is not None:
-                copies[index].append(_Copy(target=target, box=box))
-                found += box.volume
-        if found != target.box.volume:
-            what = f"{target.tensor.item}: {target.tensor.name}"
-            raise CorruptError(
-                f"{what}: the manifest lists {found} of the {target.box.volume} elements", kind=ErrorKind.INCOMPLETE
-            )
-    return copies
+class Filling:
+    """Takes the spans of a plan, in any order and from several threads: verifies the bytes and puts them in place."""
+
+    def __init__(self, store: Store, manifest: Contents, targets: Sequence[Target], plan: ReadPlan) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._targets = targets
+        self._plan = plan
+        accelerators = {target.into.device for target in targets if not target.into.is_cpu}
+        self._bounces = [Bounce(accelerators) for _ in range(THREADS)]
+        self._free: queue.SimpleQueue[Bounce] = queue.SimpleQueue()
+        for each in self._bounces:
+            self._free.put(each)
+        # What changes behind torch's back must not pass for unchanged: a backward pass would use values that are gone.
+        increment_version([target.into for target in targets])
+
+    def read_all(self, spans: Sequence[Span], progress: Progress | None = None) -> None:
+        """Read spans from the store and accept them."""
+        total = sum(span.nbytes for span in spans)
+        done = 0
+        lock = threading.Lock()
+
+        def read(span: Span) -> None:
+            nonlocal done
+            with self.bounce() as bounce:
+                stored = self.memory(span, bounce)
+                self.read(span, stored)
+                self.accept(span, stored, bounce)
+            with lock:
+                done += span.nbytes
+                if progress is not None:
+                    progress(done, total)
+
+        _in_parallel(read, spans)
+
+    def read(self, span: Span, into: memoryview) -> None:
+        """Read the stored bytes of a span; nothing is verified yet."""
+        read_span(self._store, self._manifest, self._plan.rows[span.first], span.start, into)
+
+    @contextmanager
+    def bounce(self) -> Iterator[Bounce]:
+        """Lend the memory that one span at a time goes through."""
+        bounce = self._free.get()
+        try:
+            bounce.settle()
+            yield bounce
+        finally:
+            self._free.put(bounce)
+
+    def close(self) -> None:
+        """Wait until everything has arrived; no span may be in work any more."""
+        for bounce in self._bounces:
+            bounce.settle()
+
+    def memory(self, span: Span, bounce: Bounce) -> memoryview:
+        """Return where the stored bytes of a span are to be put, for `accept`."""
+        if span.address != ELSEWHERE:
+            return memoryview((ctypes.c_char * span.nbytes).from_address(span.address)).cast("B")
+        return _view(bounce.take("stored", span.nbytes, at=span.start))
+
+    def accept(self, span: Span, stored: memoryview, bounce: Bounce) -> None:
+        """Compare each chunk of a span with its digest, and put it into its targets.
+
+        Raises:
+            CorruptError: a chunk is not what was written.
+        """
+        plan = self._plan
+        base = _address(stored)
+        for row in range(span.first, span.end):
+            at = plan.start[row] - span.start
+            data = stored[at : at + plan.nbytes[row]]
+            if plan.codec[row] != codec.RAW or digest(data) != plan.digest[row]:
+                data = self._unpack(plan.rows[row], data, bounce)
+                self._place(row, data, _address(data), bounce)
+            elif span.address == ELSEWHERE:
+                self._place(row, data, base + at, bounce)
+
+    def _unpack(self, chunk: Chunk, stored: memoryview, bounce: Bounce) -> memoryview:
+        return unpack(
+            self._manifest,
+            chunk,
+            stored,
+            _view(bounce.take("decoded", decoded_nbytes(self._manifest.tensors[chunk.tensor], chunk))),
+        )
+
+    def _place(self, row: int, data: memoryview, address: int, bounce: Bounce) -> None:
+        """Copy what the targets want of a chunk."""
+        pieces = self._plan.pieces
+        for piece in range(pieces.first[row], pieces.first[row + 1]):
+            into, nbytes = pieces.address[piece], pieces.nbytes[piece]
+            if into == ELSEWHERE:
+                self._place_elements(self._plan.rows[row], self._targets[pieces.target[piece]], data, bounce)
+            elif nbytes <= _BRIEF_NBYTES:
+                _copy_briefly(into, address + pieces.source[piece], nbytes)
+            else:
+                ctypes.memmove(into, address + pieces.source[piece], nbytes)
+
+    @torch.no_grad()
+    def _place_elements(self, chunk: Chunk, target: Target, data: memoryview, bounce: Bounce) -> None:
+        dtype = dtype_of(target.tensor.dtype)
+        elements = torch.frombuffer(data, dtype=torch.uint8)
+        if (
+            elements.data_ptr() % dtype.itemsize
+        ):  # an object where it does not start at a multiple of its element's size
+            elements = elements.clone()
+        box = intersect(chunk.box, target.box)
+        assert box is not None, "the plan pairs what overlaps"
+        source = elements.view(dtype).view(chunk.size)[box.relative_to(chunk.box)]
+        bounce.copy(target.into[box.relative_to(target.box)], source)
 
 
-def _identity(tensor: Tensor) -> tuple[str, str, int | None]:
-    return tensor.item, tensor.name, tensor.rank
+def _view(memory: torch.Tensor) -> memoryview:
+    return memory.numpy().data
 
 
-def _spans(chunks: Sequence[Chunk]) -> Iterator[_Span]:
-    run: list[Chunk] = []
-    for chunk in sorted(chunks, key=lambda one: (one.object, one.start)):
-        if run and not _joins(run, chunk):
-            yield _Span(chunks=tuple(run))
-            run = []
-        run.append(chunk)
-    if run:
-        yield _Span(chunks=tuple(run))
-
-
-def _joins(run: list[Chunk], chunk: Chunk) -> bool:
-    last = run[-1]
-    near = chunk.object == last.object and chunk.start - (last.start + last.nbytes) <= _GAP_NBYTES
-    return near and chunk.start + chunk.nbytes - run[0].start <= _SPAN_NBYTES
-
-
-def _buffer(buffers: threading.local, nbytes: int) -> memoryview:
-    """Return memory of the calling thread's own, kept between calls: first touches are what costs."""
-    held: bytearray = getattr(buffers, "held", bytearray())
-    if len(held) < nbytes:
-        held = buffers.held = bytearray(max(nbytes, _SPAN_NBYTES if nbytes > _SPAN_NBYTES // 8 else nbytes))
-    return memoryview(held)[:nbytes]
-
-
-@torch.no_grad()
-def _copy(manifest: Manifest, chunk: Chunk, data: memoryview, copies: Sequence[_Copy]) -> None:
-    dtype = dtype_of(manifest.tensors[chunk.tensor].dtype)
-    # clone only where the chunk does not start at a multiple of its element size inside the span
-    stored = torch.frombuffer(data, dtype=torch.uint8)
-    if stored.data_ptr() % dtype.itemsize:
-        stored = stored.clone()
-    source = stored.view(dtype).view(chunk.size)
-    for each in copies:
-        into = each.target.into[each.box.relative_to(each.target.box)]
-        into.copy_(source[each.box.relative_to(chunk.box)])
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -48,9 +48,9 @@ def check_replicas(captured: Captured, peers: Peers, *, timeout_s: float) -> Non
 
 def _digests(captured: Captured) -> dict[str, bytes]:
     found = {f"{leaf.item}.{leaf.name}": digest(leaf.data) for leaf in captured.values if leaf.rank is None}
-    for tensor in captured.tensors:
+    for tensor, local in zip(captured.tensors, captured.locals, strict=True):
         if is_plain(tensor) and tensor.alias is None:
-            found[f"{tensor.item}.{tensor.name}"] = digest(_bytes_of(tensor.local))
+            found[f"{tensor.item}.{tensor.name}"] = digest(_bytes_of(local))
     return found
 
 

@@ -9,15 +9,15 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from resilient.catalog.commit import read_manifest
+from resilient.catalog.contents import Contents, open_manifest
 from resilient.catalog.line import read_line
 from resilient.catalog.marks import reading
 from resilient.clock import SYSTEM_CLOCK, Clock
+from resilient.engine.exchange import fill_together
 from resilient.engine.peers import Peers, pack, pack_error, unpack
-from resilient.engine.read import fill
 from resilient.errors import CorruptError, ErrorKind, NotFoundError, PeerError, ResilientError
 from resilient.events import Bus, FellBack, Notice, Restored
-from resilient.format.documents import Commit, Manifest, decode_document, encode_document
+from resilient.format.documents import Commit, decode_document, encode_document
 from resilient.state.prepare import Loading, mismatch, prepare, unexpected_line
 from resilient.store.base import Store
 
@@ -151,13 +151,13 @@ def _restore_one(
     values are installed (so that all ranks have this step, or none keeps it).
     """
     notices: list[str] = []
-    plan: list[tuple[Manifest, Loading]] = []
+    plan: list[tuple[Contents, Loading]] = []
     marked = ExitStack()  # one mark is enough for all: rank 0 is done when everybody is
 
     def look() -> bytes:
         if peers.rank == 0:
             marked.enter_context(reading(store, commit))
-        manifest = read_manifest(store, commit)
+        manifest = open_manifest(store, commit)
         rank, world_size = peers.rank, peers.world_size
         loading = prepare(
             items,
@@ -177,7 +177,7 @@ def _restore_one(
         ((manifest, loading),) = plan
         if touched is not None:
             touched.update(_names(loading))
-        return str(fill(store, manifest, loading.targets)).encode()
+        return str(fill_together(store, manifest, loading.targets, peers, timeout_s)).encode()
 
     with marked:
         unexpected = _on_all(_together(peers, "prepared", look, timeout_s))

@@ -1,34 +1,35 @@
-"""Saving one step after another: stage on the training thread; persist and commit on a thread of the save's own."""
+"""Saving one step after another: stage on the training thread, hand over to the writer, follow what becomes of it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Final
 
-from resilient.catalog.commit import read_commit, try_commit
-from resilient.catalog.line import read_chain, read_line
-from resilient.catalog.once import exists
-from resilient.catalog.prune import prune
 from resilient.clock import SYSTEM_CLOCK, Clock, Deadline
-from resilient.engine.division import Piece, divide, signature
+from resilient.engine.agreement import Agreement
+from resilient.engine.arena import Arena
 from resilient.engine.handle import SaveHandle
+from resilient.engine.host_memory import available_nbytes
 from resilient.engine.peers import Peers
-from resilient.engine.persist import SMALL_NBYTES, Writer, persist
-from resilient.engine.stage import Arena, StagedPiece
+from resilient.engine.stage import Stager, Staging, copying_threads
+from resilient.engine.structures import Planned, Structures
+from resilient.engine.writers import Writers
 from resilient.errors import ConflictError, ErrorKind, PeerError, ResilientError, StoreError
-from resilient.events import Bus, Notice, Pruned, SaveCommitted, SaveFailed, SavePersisted, SaveStarted
-from resilient.format import layout
-from resilient.format.documents import Claim, Commit
-from resilient.format.layout import Attempt
+from resilient.events import Bus, Notice, Pruned, SaveCommitted, SaveFailed, SavePersisted, SaveStaged, SaveStarted
+from resilient.format.documents import Claim, Value
 from resilient.policy.keep import Keep
 from resilient.state.leaves import Captured
 from resilient.store.base import Store
+from resilient.writer import messages
+from resilient.writer.slot import Slot
 
-_TAKEOVER_S: Final = 2.0
-_FIRST_POLL_S: Final = 0.01
-_LAST_POLL_S: Final = 0.5
+_WATCH_S: Final = 0.1
+_GRACE_S: Final = 30.0
+"""How much longer than a save may take the writer may be silent, before it counts as hanging."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,48 +38,99 @@ class SaveSettings:
 
     ``chunk_nbytes``: the largest piece with a digest of its own. ``commit_timeout_s``: from the boundary to the commit.
     ``agree_timeout_s``: for the ranks to find out that they hold the same tensors, when those are new. ``keep``: what
-    retention leaves; None deletes nothing.
+    retention leaves; None deletes nothing. ``compress`` and ``max_bandwidth`` (bytes per second): of the uploads.
+    ``staging_slots``: how many states the arena holds, 1 or 2; None: 2 if there is memory for them. ``local_ranks``:
+    how many ranks share this host's memory and processors.
     """
 
     chunk_nbytes: int = 4 << 20
     commit_timeout_s: float = 600.0
     agree_timeout_s: float = 30.0
     keep: Keep | None = None
+    compress: str = "auto"
+    max_bandwidth: float | None = None
+    staging_slots: int | None = None
+    local_ranks: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """Everything that a save needs after the boundary."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Saving:
+    """A save that is not over. ``ordered``: the writer has it, or is just being told."""
 
-    attempt: Attempt
+    handle: SaveHandle
     reason: str
-    captured: Captured
-    staged: list[StagedPiece]
-    new_structure: bytes | None
+    slot: Slot
+    planned: Planned
+    values: tuple[Value, ...]
+    staging: Staging
     started_s: float
+    deadline: Deadline
+    ordered: bool = False
+    ended: bool = False
+
+    @property
+    def step(self) -> int:
+        return self.handle.step
 
 
 class Saver:
-    """Saves the steps of one generation into one store; at most one save is in flight.
+    """Saves the steps of one generation into one store.
 
     No call waits for another rank on the thread that trains, and none waits without a deadline. A save that fails
-    leaves training as it was: the error is in the handle, in a `SaveFailed` event, and in `failures`.
+    leaves training as it was: the error is in the handle, in a `SaveFailed` event, and in `failures`. What is staged is
+    completed by the writer, also if this process is killed.
     """
 
     def __init__(
-        self, store: Store, claim: Claim, peers: Peers, settings: SaveSettings, *, bus: Bus, clock: Clock = SYSTEM_CLOCK
+        self,
+        store: Store,
+        claim: Claim,
+        peers: Peers,
+        settings: SaveSettings,
+        *,
+        run_id: str,
+        bus: Bus,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._store = store
         self._claim = claim
-        self._peers = peers
         self._settings = settings
         self._bus = bus
         self._clock = clock
-        self._writer = Writer(rank=peers.rank, world_size=peers.world_size)
-        self._arena = Arena()
-        self._agreed: dict[bytes, bool] = {}
-        self._thread: threading.Thread | None = None
-        self._handles: dict[int, SaveHandle] = {}
+        self._rank = peers.rank
+        self._agreement = Agreement(claim, peers, timeout_s=settings.agree_timeout_s)
+        self._structures = Structures(
+            rank=peers.rank,
+            world_size=peers.world_size,
+            chunk_nbytes=settings.chunk_nbytes,
+            agreement=self._agreement,
+        )
+        self._arena = Arena(
+            slots=settings.staging_slots,
+            notice=self._notice,
+            available=partial(available_nbytes, settings.local_ranks),
+        )
+        opened = messages.Open(
+            url=store.url,
+            options={},  # what the store was opened with is for `Writers` to find out
+            run_id=run_id,
+            rank=peers.rank,
+            world_size=peers.world_size,
+            generation=claim.generation,
+            nonce=claim.nonce,
+            commit_timeout_s=settings.commit_timeout_s,
+            keep=settings.keep,
+            compress=settings.compress,
+            max_bandwidth=settings.max_bandwidth,
+        )
+        self._writers = Writers(store, opened, self._arena.slots, self._heard, notice=self._notice, clock=clock)
+        self._stager = Stager(threads=copying_threads(settings.local_ranks), clock=clock)
+        self._tried: set[int] = set()
+        self._in_flight: dict[int, _Saving] = {}
+        self._abandoned: set[int] = set()
+        self._changed = threading.Condition()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._follow, name="resilient-saver", daemon=True)
+        self._thread.start()
         self.newest_committed: int | None = None
         self.failures = 0
         self.last_error: BaseException | None = None
@@ -88,224 +140,287 @@ class Saver:
     @property
     def busy(self) -> bool:
         """Whether a save is in flight."""
-        return self._thread is not None and self._thread.is_alive()
+        return bool(self._in_flight)
 
-    def save(self, step: int, captured: Captured, *, reason: str) -> SaveHandle:
-        """Save a state as ``step``: return when it is copied.
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when the writer has shown that it works: before the first step, not at the first save.
 
-        A save that is still in flight is waited for first; if it is not over by its own deadline, this one fails.
+        Raises:
+            PeerError: it has not, in time.
+        """
+        self._writers.wait_ready(timeout_s)
+
+    def reserve(self, captured: Captured, *, more_nbytes: int) -> None:
+        """Have memory for saves of such a state touched in the background, ``more_nbytes`` for what it grows by.
+
+        Raises:
+            StoreError: kind ``no-space``: there is not enough of it.
+        """
+        self._arena.prepare(self._structures.plan(captured).placement.nbytes + more_nbytes)
+
+    def anticipate(self, captured: Captured, *, overlapped: Collection[int]) -> None:
+        """Prepare, in the background, for saves of states of this structure; return at once.
+
+        All ranks call this at the same step: they compare what they hold.
+        """
+        self._jobs.put(lambda: self._prepare(captured, overlapped))
+
+    def save(
+        self,
+        step: int,
+        captured: Captured,
+        *,
+        reason: str,
+        overlapped: Collection[int] = (),
+        watch: Callable[[Staging], object] = lambda _: None,
+    ) -> SaveHandle:
+        """Save a state as ``step``; return when all but the ``overlapped`` leaves are copied.
+
+        A slot of the arena must be free for it: if none is, the save in flight is waited for first; if that is not over
+        by its own deadline, this one fails.
+
+        Args:
+            step: not one that this generation has tried.
+            captured: the state.
+            reason: for the COMMIT.
+            overlapped: indexes of the tensors that the caller keeps as they are until it has called `Staging.fence`.
+            watch: is given the copy that is under way.
 
         Raises:
             ConflictError: this generation has saved that step, or has tried to.
         """
-        if step in self._handles:
+        if step in self._tried:
             # Not even after a failure: receipts of two tries in one attempt could describe two different states.
             raise ConflictError(
-                f"this generation has tried already to save step {step}: {self._handles[step]}",
+                f"this generation has tried already to save step {step}",
                 kind=ErrorKind.ALREADY_SAVED,
                 hint="save a later step",
             )
-        if not self.drain(self._settings.commit_timeout_s):
-            # Its thread may still read the arena: staging now would put two steps into one checkpoint.
-            return self.refuse(step, _still_in_flight(self._settings.commit_timeout_s))
-        handle = self._handles[step] = SaveHandle(step)
         started_s = self._clock.monotonic()
+        slot = self._free_slot()
+        if slot is None:
+            # Staging now would put two steps into one checkpoint.
+            return self.refuse(step, _still_in_flight(self._settings.commit_timeout_s))
+        self._tried.add(step)
+        handle = SaveHandle(step)
         try:
-            job = self._stage(step, captured, reason, started_s)
+            planned = self._structures.plan(captured)
+            self._arena.fit(slot, planned.placement.nbytes)
+            staging = self._stager.stage(
+                captured,
+                planned.placement,
+                slot,
+                generation=self._claim.generation,
+                step=step,
+                overlapped=overlapped,
+            )
         except Exception as error:  # noqa: BLE001 -- boundary: whatever a copy raises fails this save, not the training
-            self._failed(handle, error)
+            self._arena.release(slot)
+            self._failed(handle, error, persisted=False)
             return handle
+        saving = _Saving(
+            handle=handle,
+            reason=reason,
+            slot=slot,
+            planned=planned,
+            values=tuple(Value(leaf.item, leaf.name, leaf.path, leaf.data, leaf.rank) for leaf in captured.values),
+            staging=staging,
+            started_s=started_s,
+            deadline=Deadline(self._clock, self._settings.commit_timeout_s + _GRACE_S),
+        )
+        with self._changed:
+            self._in_flight[step] = saving
         self.stall_s = self._clock.monotonic() - started_s
-        handle.staged.set_result(None)
-        nbytes = sum(len(each.data) for each in job.staged)
-        self._emit_started(step, reason, nbytes)
-        # Not a daemon thread: a program that ends without waiting still gets its save.
-        self._thread = threading.Thread(target=self._run, args=(job, handle), name=f"resilient-save-{step}")
-        self._thread.start()
+        nbytes = planned.placement.stored_nbytes
+        self._bus.emit(SaveStarted(rank=self._rank, step=step, reason=reason, nbytes=nbytes, stall_s=self.stall_s))
+        watch(staging)
+        self._jobs.put(lambda: self._hand_over(saving))
         return handle
 
     def refuse(self, step: int, error: Exception) -> SaveHandle:
         """Record that this rank cannot even begin to save a step, as a failed save like any other."""
-        handle = self._handles[step] = SaveHandle(step)
-        self._failed(handle, error)
+        self._tried.add(step)
+        handle = SaveHandle(step)
+        self._failed(handle, error, persisted=False)
         return handle
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait for the save in flight; say whether nothing is in flight any more."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-        return not self.busy
+        """Wait for the saves in flight; say whether none is left."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._in_flight, timeout_s)
 
-    def _emit_started(self, step: int, reason: str, nbytes: int) -> None:
-        event = SaveStarted(rank=self._writer.rank, step=step, reason=reason, nbytes=nbytes, stall_s=self.stall_s)
-        self._bus.emit(event)
+    def close(self, timeout_s: float) -> bool:
+        """Drain, and let the writer go; say whether all is over. Idempotent; nothing is saved afterwards."""
+        deadline = Deadline(self._clock, timeout_s)
+        drained = self.drain(timeout_s)
+        self._jobs.put(None)
+        self._thread.join(deadline.remaining_s)
+        closed = self._writers.close(deadline.remaining_s)
+        if drained and closed:
+            self._stager.close()
+            self._arena.close()
+        return drained and closed
 
-    def _stage(self, step: int, captured: Captured, reason: str, started_s: float) -> _Job:
-        structure = signature(captured)
-        agreed = True if self._writer.world_size == 1 else self._agreed.get(structure)
-        pieces = list(self._divide(captured, agreed=bool(agreed)))
-        wanted = [piece for piece in pieces if self._is_staged(piece, new=agreed is None)]
-        copied = {id(each.piece): each for each in self._arena.stage(captured, wanted)}
-        return _Job(
-            attempt=Attempt(step=step, generation=self._claim.generation, nonce=self._claim.nonce),
-            reason=reason,
-            captured=captured,
-            staged=[copied.get(id(piece), StagedPiece(piece=piece, data=memoryview(b""))) for piece in pieces],
-            new_structure=structure if agreed is None else None,
-            started_s=started_s,
-        )
+    def _free_slot(self) -> Slot | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._arena.is_free, self._settings.commit_timeout_s)
+            return self._arena.free_slot()
 
-    def _divide(self, captured: Captured, *, agreed: bool) -> Sequence[Piece]:
-        nbytes = self._settings.chunk_nbytes
-        return list(divide(captured, world_size=self._writer.world_size, chunk_nbytes=nbytes, agreed=agreed))
+    # --- the saver's own thread ---------------------------------------------------------------------------------------
 
-    def _is_staged(self, piece: Piece, *, new: bool) -> bool:
-        """Say whether a piece is copied: what this rank stores, and the replicas that the commit is to compare."""
-        mine = piece.owner is None or piece.owner == self._writer.rank
-        return mine or (piece.replicated and (new or piece.nbytes <= SMALL_NBYTES))
-
-    def _run(self, job: _Job, handle: SaveHandle) -> None:
-        try:
-            self._persist(job, handle)
-            commit = self._commit(job)
-            self._prove(commit)
-        except BaseException as error:  # noqa: BLE001 -- thread main: the handle carries it to whoever waits
-            self._failed(handle, error)
-            if isinstance(error, ResilientError) and error.kind in (ErrorKind.NO_SPACE, ErrorKind.PEER_FAILED):
-                self._prune()  # what was given up before still takes up the space
-            return
-        self.failures = 0
-        self.newest_committed = commit.step
-        duration_s = self._clock.monotonic() - job.started_s
-        self._bus.emit(
-            SaveCommitted(rank=self._writer.rank, step=commit.step, nbytes=commit.nbytes, duration_s=duration_s)
-        )
-        handle.committed.set_result(commit.step)
-        self._prune()
-
-    def _persist(self, job: _Job, handle: SaveHandle) -> None:
-        staged = job.staged
-        if job.new_structure is not None and self._agree(job.new_structure, job.attempt):
-            # Everything that is held was copied, so only the owners change: each rank now stores its share.
-            owned = self._divide(job.captured, agreed=True)
-            staged = [replace(each, piece=piece) for each, piece in zip(staged, owned, strict=True)]
-        nbytes = persist(self._store, job.attempt, self._writer, job.captured, staged, self._clock)
-        self.persist_s = self._clock.monotonic() - job.started_s
-        event = SavePersisted(rank=self._writer.rank, step=job.attempt.step, nbytes=nbytes, duration_s=self.persist_s)
-        self._bus.emit(event)
-        handle.persisted.set_result(None)
-
-    def _agree(self, structure: bytes, attempt: Attempt) -> bool:
-        """Find out whether all ranks hold the same plain tensors; a rank that does not answer means no.
-
-        Whatever the ranks conclude, each by itself, is safe: "yes" stores a share, "no" stores all, and the commit
-        proves that nothing is missing.
-        """
-        topic = f"structure/{attempt.generation}-{attempt.nonce}/{attempt.step}"
-        try:
-            answers = self._peers.gather(topic, structure, self._settings.agree_timeout_s)
-        except PeerError:
-            return False
-        self._agreed[structure] = all(answer == structure for answer in answers)
-        return self._agreed[structure]
-
-    def _commit(self, job: _Job) -> Commit:
-        """Commit as soon as all receipts are there, or learn that another rank did.
-
-        No rank's death prevents it: rank 0 tries first, the others take over one after another.
-        """
-        deadline = Deadline(self._clock, self._settings.commit_timeout_s)
-        my_turn = Deadline(self._clock, _TAKEOVER_S * self._writer.rank)
-        poll_s = _FIRST_POLL_S
+    def _follow(self) -> None:
+        """Hand staged states over in their order, and watch those that are under way."""
         while True:
-            outcome = self._try_commit(job) if my_turn.expired else read_commit(self._store, job.attempt)
-            if isinstance(outcome, Commit):
-                return outcome
-            self._raise_if_given_up(job.attempt)
-            if deadline.expired:
-                raise _not_committed(job.attempt, outcome or (), deadline.timeout_s)
-            self._clock.sleep(poll_s)
-            poll_s = min(1.5 * poll_s, _LAST_POLL_S)
+            try:
+                job = self._jobs.get(timeout=_WATCH_S) if self._in_flight else self._jobs.get()
+            except Empty:
+                self._watch()
+                continue
+            if job is None:
+                return
+            job()
 
-    def _try_commit(self, job: _Job) -> Commit | tuple[int, ...]:
-        return try_commit(
-            self._store,
-            job.attempt,
-            world_size=self._writer.world_size,
-            committer=self._writer.rank,
-            reason=job.reason,
-            clock=self._clock,
-        )
-
-    def _prove(self, commit: Commit) -> None:
-        """Raise if no reader would count a commit: another launch has taken over, or the run's documents are gone.
-
-        Asks for the documents that decide, not for the whole line: a save must cost the same after a thousand others.
-        """
-        if self._writer.rank != 0:
-            return
-        void = f"{self._store.url}: {commit.attempt} is committed and does not count"
-        chain = read_chain(self._store, [commit.attempt])
-        counts = chain.holds(commit.attempt)
-        if not counts and chain.head >= commit.generation:
-            raise ConflictError(
-                f"{void}: generation {chain.head} has taken over",
-                kind=ErrorKind.TAKEN_OVER,
-                hint="stop this job: what it saves is lost",
-            )
-        if not counts or not exists(self._store, layout.RUN):
-            gone = layout.RUN if counts else f"{layout.GENERATIONS} or parts of it"
-            raise StoreError(
-                f"{void}: somebody deleted {gone}",
-                kind=ErrorKind.SAVE_FAILED,
-                hint="put it back, or save to another place: what is saved here cannot be found",
-            )
-
-    def _prune(self) -> None:
-        """Apply retention. A failure here is not a failure of the save: it is said, and the next save tries again."""
-        if self._settings.keep is None or self._writer.rank != 0:
-            return
+    def _prepare(self, captured: Captured, overlapped: Collection[int]) -> None:
         try:
-            line = read_line(self._store)
-            kept = self._settings.keep.kept([commit.step for commit in line.commits])
-            done = prune(self._store, line, kept, clock=self._clock)
+            planned = self._structures.anticipate(captured)
+            self._arena.prepare(planned.placement.nbytes)
+            self._stager.prepare(captured, planned.placement, overlapped)
         except ResilientError as error:
-            self._bus.emit(Notice(rank=self._writer.rank, message=f"old checkpoints could not be pruned: {error}"))
-            return
-        if done.steps:
-            self._bus.emit(Pruned(rank=self._writer.rank, steps=done.steps))
+            self._notice(f"the first save will take longer, it could not be prepared: {error}")
 
-    def _failed(self, handle: SaveHandle, error: BaseException) -> None:
+    def _hand_over(self, saving: _Saving) -> None:
+        try:
+            sequence = saving.staging.done.result(self._settings.commit_timeout_s).sequence
+            structure = self._structures.settle(saving.planned, topic=str(saving.step))
+            order = messages.Save(
+                structure=structure.number,
+                slot=self._arena.slots.index(saving.slot),
+                sequence=sequence,
+                step=saving.step,
+                reason=saving.reason,
+                values=saving.values,
+            )
+            saving.ordered = True
+            self._writers.order(structure, order)
+        except Exception as error:  # noqa: BLE001 -- boundary: the handle carries it to whoever waits
+            self._over(saving, error, persisted=False)
+
+    def _watch(self) -> None:
+        """Look whether another rank has given up, or the writer hangs."""
+        for saving in list(self._in_flight.values()):
+            failure = self._agreement.failure(saving.step)
+            if failure is not None and saving.step not in self._abandoned:
+                self._abandoned.add(saving.step)
+                self._writers.abandon(saving.step, failure)
+            if saving.deadline.expired:
+                self._notice(f"the writer has been silent about step {saving.step} for too long, and is replaced")
+                self._writers.kill()
+                return
+
+    # --- what the writer says, on the thread of the link --------------------------------------------------------------
+
+    def _heard(self, answer: messages.Answer) -> None:
+        match answer:
+            case messages.Taken():
+                self._taken(answer.step)
+            case messages.Persisted():
+                self._persisted(answer)
+            case messages.Committed():
+                self._committed(answer)
+            case messages.Failed():
+                saving = self._in_flight.get(answer.step)
+                if saving is not None:
+                    self._over(saving, answer.error.error(), persisted=answer.persisted)
+            case messages.Pruned():
+                self._bus.emit(Pruned(rank=self._rank, steps=answer.steps))
+            case messages.Noticed():
+                self._notice(answer.message)
+            case messages.Died():
+                self._died(answer.why)
+            case messages.Ready():
+                return
+
+    def _taken(self, step: int) -> None:
+        saving = self._in_flight.get(step)
+        if saving is not None and not saving.handle.staged.done():
+            duration_s = self._clock.monotonic() - saving.started_s
+            self._bus.emit(SaveStaged(rank=self._rank, step=step, duration_s=duration_s))
+            saving.handle.staged.set_result(None)
+
+    def _persisted(self, answer: messages.Persisted) -> None:
+        saving = self._in_flight.get(answer.step)
+        if saving is None:
+            return
+        self.persist_s = self._clock.monotonic() - saving.started_s
+        self._bus.emit(
+            SavePersisted(
+                rank=self._rank,
+                step=answer.step,
+                nbytes=answer.nbytes,
+                sent=answer.sent,
+                cpu_s=answer.cpu_s,
+                duration_s=self.persist_s,
+            )
+        )
+        saving.handle.persisted.set_result(None)
+        with self._changed:
+            self._arena.release(saving.slot)
+            self._changed.notify_all()
+
+    def _committed(self, answer: messages.Committed) -> None:
+        saving = self._in_flight.get(answer.step)
+        if saving is None:
+            return
+        self._structures.committed(saving.planned)
+        self.failures = 0
+        self.newest_committed = answer.step
+        duration_s = self._clock.monotonic() - saving.started_s
+        self._bus.emit(SaveCommitted(rank=self._rank, step=answer.step, nbytes=answer.nbytes, duration_s=duration_s))
+        saving.handle.committed.set_result(answer.step)
+        self._forget(saving)
+
+    def _died(self, why: str) -> None:
+        for saving in list(self._in_flight.values()):
+            if saving.ordered:  # what it was not given yet goes to the next one
+                error = PeerError(
+                    f"step {saving.step} is not saved: {why}",
+                    kind=ErrorKind.PEER_FAILED,
+                    hint="the next save goes to a new writer",
+                    rank=self._rank,
+                )
+                self._over(saving, error, persisted=saving.handle.persisted.done())
+
+    # --- the end of a save --------------------------------------------------------------------------------------------
+
+    def _over(self, saving: _Saving, error: BaseException, *, persisted: bool) -> None:
+        """End a save that has failed; what ends it first counts."""
+        with self._changed:
+            if saving.ended:
+                return
+            saving.ended = True
+        self._failed(saving.handle, error, persisted=persisted)
+        if not persisted:
+            self._arena.release(saving.slot)
+        self._forget(saving)
+
+    def _forget(self, saving: _Saving) -> None:
+        with self._changed:
+            self._in_flight.pop(saving.step, None)
+            self._abandoned.discard(saving.step)
+            self._changed.notify_all()
+
+    def _failed(self, handle: SaveHandle, error: BaseException, *, persisted: bool) -> None:
         self.failures += 1
         self.last_error = error
         hint = f" (hint: {error.hint})" if isinstance(error, ResilientError) and error.hint else ""
         what = f"{type(error).__name__}: {error}{hint}"
-        self._bus.emit(SaveFailed(rank=self._writer.rank, step=handle.step, error=what))
-        if not handle.persisted.done():
-            self._give_up(handle.step, what)
+        self._bus.emit(SaveFailed(rank=self._rank, step=handle.step, error=what))
+        if not persisted:
+            self._agreement.tell_failure(handle.step, what)  # else they wait for it until their deadline
         handle.fail(error)
 
-    def _give_up(self, step: int, what: str) -> None:
-        """Tell the others that this rank's part will not come: else they wait for it until their deadline."""
-        try:
-            self._peers.publish(self._failures_of(step), f"rank {self._writer.rank}: {what}".encode())
-        except PeerError:
-            return  # nobody can be told, and the deadline is for that
-
-    def _raise_if_given_up(self, attempt: Attempt) -> None:
-        try:
-            failure = self._peers.fetch(self._failures_of(attempt.step), 0)
-        except PeerError:
-            return  # a commit needs the store alone
-        if failure is not None:
-            raise PeerError(
-                f"{attempt} will not be committed: {failure.decode()}",
-                kind=ErrorKind.PEER_FAILED,
-                hint="look at the log of the rank that is named; the next save is made as usual",
-            )
-
-    def _failures_of(self, step: int) -> str:
-        return f"failed/{self._claim.generation}-{self._claim.nonce}/{step}"
+    def _notice(self, message: str) -> None:
+        self._bus.emit(Notice(rank=self._rank, message=message))
 
 
 def _still_in_flight(timeout_s: float) -> StoreError:
@@ -313,13 +428,4 @@ def _still_in_flight(timeout_s: float) -> StoreError:
         f"the save before is still not over after {timeout_s:g} s",
         kind=ErrorKind.SAVE_FAILED,
         hint="the store is slower than the saves: save less often, or look at the store",
-    )
-
-
-def _not_committed(attempt: Attempt, missing: Sequence[int], timeout_s: float) -> PeerError:
-    who = f"no receipt from rank {', '.join(map(str, missing))}" if missing else "no rank committed it"
-    return PeerError(
-        f"{attempt} is not committed after {timeout_s:g} s: {who}",
-        kind=ErrorKind.PEER_TIMEOUT,
-        hint="every rank must save the same step; look at the log of the rank that is named",
     )

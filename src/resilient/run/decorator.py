@@ -58,7 +58,7 @@ def train(
             place = open_store(store, storage_options=chosen.storage_options)
             with (
                 process_group(process, chosen),
-                opened(place, process, chosen, SYSTEM_CLOCK) as start,
+                opened(place, process, chosen, bus=bus, clock=SYSTEM_CLOCK) as start,
                 Run(start, chosen, policy, retention, bus=bus) as run,
             ):
                 return function(run, *args, **kwargs)

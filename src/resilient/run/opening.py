@@ -18,23 +18,32 @@ from resilient.catalog.launch import Heartbeat, check_no_other_launch
 from resilient.catalog.process import host, started
 from resilient.catalog.run_info import open_run
 from resilient.clock import Clock
-from resilient.config import Process, Settings
+from resilient.config import Process, Settings, parse_bandwidth
+from resilient.engine.leftovers import await_leftovers
 from resilient.engine.meeting import meet
 from resilient.engine.peers import Peers, TorchValues
+from resilient.engine.saver import SaveSettings
+from resilient.events import Bus
 from resilient.format.digest import digest
 from resilient.format.documents import Claim, decode_document, encode_document
+from resilient.policy.keep import Keep
 from resilient.store.base import Store
 from resilient.store.probe import probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """What a run works with. ``created``: when the first generation of the run began, RFC 3339."""
+    """What a run works with.
+
+    ``created``: when the first generation of the run began, RFC 3339. ``local_ranks``: how many ranks are on this host.
+    """
 
     store: Store
     peers: Peers
     claim: Claim
+    run_id: str
     created: str
+    local_ranks: int
 
 
 @contextmanager
@@ -58,8 +67,10 @@ def process_group(process: Process, settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def opened(store: Store, process: Process, settings: Settings, clock: Clock) -> Iterator[Opened]:
+def opened(store: Store, process: Process, settings: Settings, *, bus: Bus, clock: Clock) -> Iterator[Opened]:
     """Prove that a place can be used and that nobody else uses it, and start a generation there, alive until the end.
+
+    Saves of an earlier life that its writers are still finishing are waited for.
 
     Raises:
         UsageError: the place is no run, or cannot be one.
@@ -73,21 +84,51 @@ def opened(store: Store, process: Process, settings: Settings, clock: Clock) -> 
     def begin() -> bytes:
         probe(store)
         check_no_other_launch(store, launch=launch, takeover=settings.takeover, clock=clock)
-        created = open_run(store, create=settings.resume != "required", clock=clock).created
+        info = open_run(store, create=settings.resume != "required", clock=clock)
         claim = claim_generation(store, world_size=peers.world_size, launch=launch, heartbeat=True, clock=clock)
-        return msgspec.msgpack.encode((encode_document(claim), created))
+        return msgspec.msgpack.encode((encode_document(claim), info.run_id, info.created))
 
     shared = peers.share(peers.numbered("open"), begin, settings.peer_timeout_s)
-    document, created = msgspec.msgpack.decode(shared, type=tuple[bytes, str])
+    document, run_id, created = msgspec.msgpack.decode(shared, type=tuple[bytes, str, str])
     claim: Claim = decode_document(Claim, document, "the claim of this generation")
     heartbeat = Heartbeat(store, launch, settings.heartbeat_s, clock) if peers.rank == 0 else None
     if heartbeat is not None:
         heartbeat.start()
     try:
-        yield Opened(store=store, peers=peers, claim=claim, created=created)
+        if settings.resume != "never":
+            await_leftovers(
+                store,
+                run_id,
+                peers,
+                generation=claim.generation,
+                timeout_s=settings.commit_timeout_s,
+                bus=bus,
+                clock=clock,
+            )
+        yield Opened(
+            store=store,
+            peers=peers,
+            claim=claim,
+            run_id=run_id,
+            created=created,
+            local_ranks=process.local_world_size,
+        )
     finally:
         if heartbeat is not None:
             heartbeat.close()
+
+
+def save_settings(settings: Settings, keep: Keep, local_ranks: int) -> SaveSettings:
+    """Return how a run saves."""
+    return SaveSettings(
+        chunk_nbytes=settings.chunk_nbytes,
+        commit_timeout_s=settings.commit_timeout_s,
+        keep=keep,
+        compress=settings.compress,
+        max_bandwidth=None if settings.max_bandwidth is None else parse_bandwidth(settings.max_bandwidth),
+        staging_slots=None if settings.staging_slots == "auto" else int(settings.staging_slots),
+        local_ranks=local_ranks,
+    )
 
 
 def _launch_id(process: Process) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -14,22 +13,24 @@ from resilient import events
 from resilient.catalog.generations import write_base
 from resilient.clock import SYSTEM_CLOCK, Clock
 from resilient.config import Settings
-from resilient.engine.handle import SaveHandle
+from resilient.engine.handle import SaveHandle, committed_handle
 from resilient.engine.replicas import check_replicas
 from resilient.engine.restore import RestoredFrom, restore
-from resilient.engine.saver import Saver, SaveSettings
-from resilient.errors import ErrorKind, PeerError, ResilientError, StoreError, UsageError
+from resilient.engine.saver import Saver
+from resilient.errors import ErrorKind, PeerError, ResilientError, StoreError
 from resilient.policy.interval import SaveContext, SaveWhen, mean_time_between_failures
 from resilient.policy.keep import Keep
 from resilient.run.boundary import BoundaryWatch
-from resilient.run.opening import Opened
-from resilient.run.passes import LoaderPosition, position_of, samplers_of, start_pass
+from resilient.run.boundary_state import BoundaryState
+from resilient.run.misuse import misused, no_boundary
+from resilient.run.opening import Opened, save_settings
+from resilient.run.overlap import Overlap
+from resilient.run.passes import position_of, samplers_of, start_pass
 from resilient.run.sampler import ElasticSampler
 from resilient.run.schedule import schedule_for
 from resilient.state.capture import capture
-from resilient.state.leaves import Captured
 from resilient.state.rng import Rng
-from resilient.state.wrappers import PerRank
+from resilient.state.to_come import state_to_come
 
 T = TypeVar("T")
 
@@ -70,17 +71,17 @@ class Run:
         self._bus = bus
         self._clock = clock
         self._peers = opened.peers
-        how = SaveSettings(chunk_nbytes=settings.chunk_nbytes, commit_timeout_s=settings.commit_timeout_s, keep=keep)
-        self._saver = Saver(opened.store, opened.claim, opened.peers, how, bus=bus, clock=clock)
+        how = save_settings(settings, keep, opened.local_ranks)
+        self._saver = Saver(opened.store, opened.claim, opened.peers, how, run_id=opened.run_id, bus=bus, clock=clock)
         topic = f"schedule/{opened.claim.generation}-{opened.claim.nonce}"
         self._schedule = schedule_for(every, opened.peers, topic=topic, clock=clock, skipped=self._skipped)
         self._items: dict[str, object] = {}
         self._watch: BoundaryWatch | None = None
+        self._overlap: Overlap | None = None
+        self._boundary: BoundaryState | None = None
         self._rng = Rng()
-        self._rng_at_boundary = self._rng.snapshot()
         self._resumed: RestoredFrom | None = None
         self._samplers: tuple[ElasticSampler, ...] = ()  # those of the pass that is going on
-        self._loader: LoaderPosition | None = None
         self._step = 0
         self._steps_here = 0
         self._in_turn = False
@@ -131,9 +132,9 @@ class Run:
             ConflictError: kind ``divergent``: the ranks hold different states under one name.
         """
         if self._watch is not None:
-            raise _misused("run.track was called before", "name all items in one call")
+            raise misused("run.track was called before", "name all items in one call")
         if _RNG in items:
-            raise _misused(f"the name {_RNG!r} is taken by the random number generators", "give the item another name")
+            raise misused(f"the name {_RNG!r} is taken by the random number generators", "give the item another name")
         self._items = {**items, _RNG: self._rng}
         capture(self._items, rank=self.rank, world_size=self.world_size)
         self._resumed = restore(
@@ -153,7 +154,10 @@ class Run:
             # Before the first save: what is saved counts only on a line that says where it continues from.
             write_base(self._opened.store, self._opened.claim, commit)
         self._watch = BoundaryWatch(self._items)
-        self._rng_at_boundary = self._rng.snapshot()
+        self._overlap = Overlap(self._items, enabled=self._settings.overlap)
+        self._boundary = BoundaryState(self._items, self._rng, rank=self.rank, world_size=self.world_size)
+        self._saver.reserve(restored, more_nbytes=state_to_come(self._items))
+        self._saver.wait_ready(self._settings.peer_timeout_s)
         self._step = commit.step if commit is not None else 0
         self._emit_started()
         if commit is None:
@@ -183,7 +187,7 @@ class Run:
         if total is None and self._finished():
             self._idle_passes += 1
             if self._idle_passes > _IDLE_PASSES:  # a loop until some epoch would go round for ever
-                raise _misused(
+                raise misused(
                     f"the run is complete at step {self._step}, so there is no further pass without total",
                     "pass total=, the number of steps of the run's whole life, to train on",
                 )
@@ -206,11 +210,11 @@ class Run:
         """
         watch = self._tracked()
         if self._dirty or (self._in_turn and watch.stepped):
-            raise _no_boundary(self._step, "the optimizer has stepped since")
+            raise no_boundary(self._step, "the optimizer has stepped since")
         if self._in_turn and watch.changed():
-            raise _no_boundary(self._step, "tensors that are tracked have changed since")
+            raise no_boundary(self._step, "tensors that are tracked have changed since")
         if watch.pending():
-            raise _no_boundary(self._step, "there are gradients that no optimizer step has used yet", watch.advice())
+            raise no_boundary(self._step, "there are gradients that no optimizer step has used yet", watch.advice())
         return self._handle_of(self._step) or self._save(reason)
 
     @contextmanager
@@ -224,9 +228,8 @@ class Run:
 
     def fence(self) -> None:
         """Wait until the last boundary's state is copied; for code that is about to change it without an optimizer."""
-        handle = self._handle_of(self._step)
-        if handle is not None:
-            wait([handle.staged], self._settings.commit_timeout_s)
+        if self._overlap is not None:
+            self._overlap.fence()
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -235,26 +238,30 @@ class Run:
         empty = 0
         while total is None or self._step < total:
             before = self._step
-            yield from self._one_pass(iterable, total, watch)
+            try:
+                yield from self._one_pass(iterable, total, watch)
+            finally:
+                self.fence()  # nobody knows what the program does to the state outside of its steps
             if total is None:
                 return
             empty = empty + 1 if self._step == before else 0
             if empty == _EMPTY_PASSES:
-                raise _misused(
+                raise misused(
                     f"the data yielded nothing in {empty} passes, at step {self._step} of {total}",
                     "pass something that can be iterated again and again, such as a DataLoader; a generator cannot",
                 )
 
     def _start_steps(self, iterable: Iterable[object], watch: BoundaryWatch) -> None:
-        self._loader = position_of(iterable, self._items)
+        boundary = self._boundary_state()
+        boundary.follow(position_of(iterable, self._items))
         if self._resumed is not None and self._steps_here == 0:
             # Last of all: what the program drew since run.track must not move the run's own numbers.
-            self._rng.restore(self._rng_at_boundary, step=self._step, rank=self.rank)
-            if self._step and not self._samplers and self._loader is None:
+            self._rng.restore(self._rng.state, step=self._step, rank=self.rank)
+            if self._step and not self._samplers and not boundary.has_loader:
                 self._notice(
                     "the position in the data is not restored: this data begins anew (an ElasticSampler would continue)"
                 )
-        self._rng_at_boundary = self._rng.snapshot()
+        boundary.hold()
         watch.hold()
         self._schedule.start(self._step)
         self._save_if_owed(watch)
@@ -274,15 +281,23 @@ class Run:
                 return
 
     def _end_turn(self, watch: BoundaryWatch) -> None:
+        self._end_overlap()
         watch.end_turn()
         self._in_turn = self._dirty = False
         self._step += 1
         self._steps_here += 1
         for sampler in self._samplers:
             sampler.advance()
-        if self._loader is not None:
-            self._loader.hold()
-        self._rng_at_boundary = self._rng.snapshot()
+        self._boundary_state().hold()
+        if self._steps_here == 1:
+            self._anticipate()
+
+    def _end_overlap(self) -> None:
+        """Wait for the copy of the last boundary, if there is one that no optimizer step has waited for."""
+        assert self._overlap is not None
+        self._overlap.end_turn()
+        if self._last_save is not None and self._last_save.step == self._step and self._overlap.waited_s:
+            self._bus.emit(events.SaveFenced(rank=self.rank, step=self._step, waited_s=self._overlap.waited_s))
 
     def _left_in_turn(self, watch: BoundaryWatch) -> None:
         """The loop was left by ``break``: the turn counts if its optimizer step was done, else its batch is unused."""
@@ -293,6 +308,12 @@ class Run:
         self._dirty = watch.blind or (watch.pending() and not watch.only_left())
 
     # --- saving -------------------------------------------------------------------------------------------------------
+
+    def _anticipate(self) -> None:
+        """After the first step the optimizers have their state: prepare for its saves."""
+        with suppress(ResilientError):  # the first save says it
+            captured = self._boundary_state().capture()
+            self._saver.anticipate(captured, overlapped=self._overlap.leaves(captured) if self._overlap else ())
 
     def _save_if_due(self, watch: BoundaryWatch, *, last_of_pass: bool) -> None:
         in_flight = self._last_save.step if self._last_save is not None and self._saver.busy else None
@@ -327,26 +348,22 @@ class Run:
     def _save(self, reason: str) -> SaveHandle:
         self._last_save_s = self._clock.monotonic()
         try:
-            captured = self._capture_boundary()
+            captured = self._boundary_state().capture()
         except ResilientError as error:
             # Saveable at track, and not any more. The training is not to blame; the run ends if it stays so.
             self._last_save = self._saver.refuse(self._step, error)
             return self._last_save
-        self._last_save = self._saver.save(self._step, captured, reason=reason)
+        overlap = self._overlap
+        assert overlap is not None
+        self._last_save = self._saver.save(
+            self._step,
+            captured,
+            reason=reason,
+            # At the end there is no next turn, and nobody knows what the program does to the state afterwards.
+            overlapped=overlap.leaves(captured) if reason != _END else (),
+            watch=overlap.watch,
+        )
         return self._last_save
-
-    def _capture_boundary(self) -> Captured:
-        """Capture with the position and the random state of the boundary, which drawing a batch may have moved."""
-        items = dict(self._items)
-        if self._loader is not None:
-            tracked = items[self._loader.name]
-            items[self._loader.name] = PerRank(self._loader) if isinstance(tracked, PerRank) else self._loader
-        now = self._rng.snapshot()
-        self._rng.restore(self._rng_at_boundary, step=self._step, rank=self.rank)
-        try:
-            return capture(items, rank=self.rank, world_size=self.world_size)
-        finally:
-            self._rng.restore(now, step=self._step, rank=self.rank)
 
     def _handle_of(self, step: int) -> SaveHandle | None:
         if self._resumed is not None and step == self._resumed.commit.step:
@@ -403,8 +420,12 @@ class Run:
                 self._notice(f"stopped after step {self._step} by {type(error).__name__}; {self._newest()}")
         finally:
             self._schedule.close()
+            self.fence()
             if self._watch is not None:
                 self._watch.close()
+            if self._overlap is not None:
+                self._overlap.close()
+            self._saver.close(_LAST_WAIT_S)
 
     def _finish(self, watch: BoundaryWatch) -> None:
         if self._steps_here == 0 and self._resumed is not None:
@@ -469,29 +490,11 @@ class Run:
         elif isinstance(event, events.SaveSkipped):
             self._tally["skipped"] += 1
 
+    def _boundary_state(self) -> BoundaryState:
+        assert self._boundary is not None, "made by track, as is the watch"
+        return self._boundary
+
     def _tracked(self) -> BoundaryWatch:
         if self._watch is None:
-            raise _misused("nothing is tracked", "call run.track(model=..., optimizer=..., data=...) first")
+            raise misused("nothing is tracked", "call run.track(model=..., optimizer=..., data=...) first")
         return self._watch
-
-
-def committed_handle(step: int) -> SaveHandle:
-    """Return the handle of a save that was over before this process began."""
-    handle = SaveHandle(step)
-    handle.staged.set_result(None)
-    handle.persisted.set_result(None)
-    handle.committed.set_result(step)
-    return handle
-
-
-def _misused(message: str, hint: str) -> UsageError:
-    return UsageError(message, kind=ErrorKind.INVALID_ARGUMENT, hint=hint)
-
-
-def _no_boundary(step: int, why: str, hint: str | None = None) -> UsageError:
-    return UsageError(
-        f"the state is not that of a step boundary (step {step} is complete): {why}",
-        kind=ErrorKind.NOT_A_BOUNDARY,
-        hint=hint
-        or "call run.save at the start of a turn, right after the batch was drawn, and not between micro-batches",
-    )

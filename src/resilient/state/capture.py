@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from torch import nn
 from torch.optim import Optimizer
 
 from resilient.format import values
+from resilient.format.documents import Item
 from resilient.state.gathering import Gathering, unsaveable
 from resilient.state.items import described, own, tree_of, unwrapped
 from resilient.state.leaves import Captured
@@ -22,7 +24,7 @@ def capture(items: Mapping[str, object], *, rank: int, world_size: int) -> Captu
 
     Args:
         items: modules, optimizers, anything with ``state_dict`` and ``load_state_dict``, nested dictionaries, `Rng`, or
-            `PerRank` of one of them, by name.
+            `PerRank` or `AfterStep` of one of them, by name.
         rank: the global rank of this process.
         world_size: how many processes save together.
 
@@ -30,6 +32,30 @@ def capture(items: Mapping[str, object], *, rank: int, world_size: int) -> Captu
         UsageError: something cannot be saved, named by item, path and type; two leaves have one name; an optimizer has
             a parameter that none of the modules owns.
     """
+    return captured_of(gather(items, rank=rank, world_size=world_size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gathered:
+    """What a capture has found, item by item, and who owns which parameter."""
+
+    items: tuple[Item, ...]
+    found: tuple[Gathering, ...]
+    owners: Owners
+
+
+def captured_of(gathered: Gathered) -> Captured:
+    """Return what was gathered as one."""
+    return Captured(
+        items=gathered.items,
+        tensors=tuple(leaf for each in gathered.found for leaf in each.tensors),
+        locals=tuple(local for each in gathered.found for local in each.locals),
+        values=tuple(leaf for each in gathered.found for leaf in each.values),
+    )
+
+
+def gather(items: Mapping[str, object], *, rank: int, world_size: int) -> Gathered:
+    """Take some items apart, each on its own; raises what `capture` raises."""
     described_items = described(items)
     owners = own(items)
     found = [Gathering(item.name, rank=rank, world_size=world_size, per_rank=item.per_rank) for item in described_items]
@@ -45,11 +71,7 @@ def capture(items: Mapping[str, object], *, rank: int, world_size: int) -> Captu
                     into.leaf(leaf)
         except values.Unsaveable as error:
             raise unsaveable(item.name, "a dictionary's key", error) from None
-    return Captured(
-        items=tuple(described_items),
-        tensors=tuple(leaf for each in found for leaf in each.tensors),
-        values=tuple(leaf for each in found for leaf in each.values),
-    )
+    return Gathered(items=tuple(described_items), found=tuple(found), owners=owners)
 
 
 def _gather_module(into: Gathering, owners: Owners) -> None:

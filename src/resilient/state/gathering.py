@@ -31,11 +31,17 @@ def checked_place(item: str, name: str, tensor: torch.Tensor) -> Placed:
 
 
 class Gathering:
-    """Collects what this process holds of one item."""
+    """Collects what this process holds of one item.
+
+    ``locals`` are the live elements of each of ``tensors``. ``counts`` says for each tensor that was taken how many
+    leaves it has become.
+    """
 
     def __init__(self, item: str, *, rank: int, world_size: int, per_rank: bool) -> None:
         self.item = item
         self.tensors: list[TensorLeaf] = []
+        self.locals: list[torch.Tensor] = []
+        self.counts: list[int] = []
         self.values: list[ValueLeaf] = []
         self._rank = rank
         self._world_size = world_size
@@ -61,10 +67,13 @@ class Gathering:
         name = self._name(path)
         placed = checked_place(self.item, name, tensor)
         if only_holder is not None and only_holder != self._rank and not self._per_rank:
+            self.counts.append(0)
             return
         _, first = self._first.setdefault(id(tensor), (tensor, name))
         parts = placed.parts[:1] if first != name else placed.parts
+        self.counts.append(len(parts))
         for box, local in parts:
+            self.locals.append(resolved(local))
             self.tensors.append(
                 TensorLeaf(
                     item=self.item,
@@ -73,7 +82,6 @@ class Gathering:
                     dtype=dtype_name(tensor.dtype),
                     shape=placed.shape,
                     box=box,
-                    local=_resolved(local),
                     holders=self._holders(placed.holders if only_holder is None else (only_holder,)),
                     rank=self._rank if self._per_rank else None,
                     alias=None if first == name else first,
@@ -91,6 +99,8 @@ class Gathering:
                 kind=ErrorKind.UNSAVEABLE,
                 hint="a DTensor says itself which part it is: pass it as it is",
             )
+        self.counts.append(1)
+        self.locals.append(resolved(placed.parts[0][1]))
         self.tensors.append(
             TensorLeaf(
                 item=self.item,
@@ -99,7 +109,6 @@ class Gathering:
                 dtype=dtype_name(shard.tensor.dtype),
                 shape=shard.global_shape,
                 box=shard.box,
-                local=_resolved(placed.parts[0][1]),
                 holders=self._holders(None),
                 rank=self._rank if self._per_rank else None,
             )
@@ -132,7 +141,7 @@ class Gathering:
         return name
 
 
-def _resolved(local: torch.Tensor) -> torch.Tensor:
+def resolved(local: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose memory has its values: a lazy conjugate or negative is computed."""
     return local.resolve_conj().resolve_neg() if local.is_conj() or local.is_neg() else local
 

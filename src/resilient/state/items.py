@@ -14,7 +14,7 @@ from resilient.state.modules import ready
 from resilient.state.owners import Owners
 from resilient.state.rng import Rng
 from resilient.state.trees import leaves
-from resilient.state.wrappers import PerRank, Shard
+from resilient.state.wrappers import AfterStep, PerRank, Shard
 
 
 def own(items: Mapping[str, object]) -> Owners:
@@ -45,7 +45,7 @@ def item_of(name: object, value: object) -> Item:
     inner = unwrapped(value)
     if isinstance(inner, Rng):
         return Item(name, "rng", per_rank=True, derived=True)
-    per_rank = isinstance(value, PerRank)
+    per_rank = declared(value, PerRank)
     if isinstance(inner, nn.Module):
         return Item(name, "module", per_rank)
     if any(cls.__name__ == "ZeroRedundancyOptimizer" for cls in type(inner).__mro__):
@@ -69,8 +69,19 @@ def item_of(name: object, value: object) -> Item:
 
 
 def unwrapped(value: object) -> object:
-    """Return what `PerRank` wraps, or the value itself."""
-    return value.value if isinstance(value, PerRank) else value
+    """Return what `PerRank` and `AfterStep` wrap, or the value itself."""
+    while isinstance(value, PerRank | AfterStep):
+        value = value.value
+    return value
+
+
+def declared(value: object, wrapper: type[PerRank[Any] | AfterStep[Any]]) -> bool:
+    """Say whether an item is wrapped in this, at whatever depth."""
+    while isinstance(value, PerRank | AfterStep):
+        if isinstance(value, wrapper):
+            return True
+        value = value.value
+    return False
 
 
 def tree_of(item: Item, content: Any) -> dict[Any, Any]:
@@ -80,7 +91,7 @@ def tree_of(item: Item, content: Any) -> dict[Any, Any]:
         UsageError: a ``state_dict()`` that is no dictionary, or has a `Shard`, which its owner could not take back.
     """
     if isinstance(content, Rng):
-        return content.snapshot()
+        return content.state
     if item.kind == "mapping":
         assert isinstance(content, dict)
         return content

@@ -16,7 +16,6 @@ from resilient.format.documents import Item, Key
 class TensorLeaf:
     """A box of a named global tensor; a tensor whose local part is no single box yields several leaves of one name.
 
-    ``local`` is the live storage, detached: shape ``box.size``, any strides, any device.
     ``holders`` are all global ranks that hold exactly this box, in order, so that one of them can store it.
     None: unknown, because a plain tensor does not say which ranks have it too.
     ``rank`` is set for what only this rank has.
@@ -29,7 +28,6 @@ class TensorLeaf:
     dtype: str
     shape: tuple[int, ...]
     box: Box
-    local: torch.Tensor
     holders: tuple[int, ...] | None
     rank: int | None = None
     alias: str | None = None
@@ -56,8 +54,15 @@ class ValueLeaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Captured:
-    """All that this process holds of some items."""
+    """All that this process holds of some items.
+
+    ``locals`` are the live elements of each of ``tensors``: shape ``box.size``, any strides, any device; some are the
+    very parameters, so read them without gradients. They are apart from the leaves, so that who remembers ``tensors``
+    from one save to the next does not keep memory alive that the program has given back (an offloaded model, state
+    that is made anew in every step).
+    """
 
     items: tuple[Item, ...]
     tensors: tuple[TensorLeaf, ...]
+    locals: tuple[torch.Tensor, ...]
     values: tuple[ValueLeaf, ...]

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import torch
 
+from resilient.catalog.contents import Contents
 from resilient.format import values
-from resilient.format.documents import Manifest, Tensor
+from resilient.format.documents import Tensor
 from resilient.state.plan import Plan
 from resilient.state.trees import Path, build
 from resilient.state.wrappers import Shard
@@ -21,7 +22,7 @@ _INDEXED: Final = 2
 class Matching:
     """The stored leaves of one item, as one rank sees them; whatever is not taken in the end was unexpected."""
 
-    def __init__(self, item: str, manifest: Manifest, rank: int | None, plan: Plan, notices: list[str]) -> None:
+    def __init__(self, item: str, manifest: Contents, rank: int | None, plan: Plan, notices: list[str]) -> None:
         self.item = item
         self.plan = plan
         self.notices = notices
@@ -104,8 +105,7 @@ class Matching:
         if not present:
             self._miss(names[0], "a tensor")
             return
-        sources = {self.source(name).name for name in present}
-        if len(sources) > 1:
+        if len(present) > 1 and len({self.source(name).name for name in present}) > 1:
             line = f"{', '.join(present)} were separate tensors when saved and are one here: {present[0]} is used"
             self.notices.append(f"{self.item}: {line}")
         for name in names:

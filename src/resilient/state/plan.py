@@ -109,7 +109,9 @@ class Plan:
 
     def _writable(self, tensor: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
         """Return where the bytes may go: the destination, or a fresh tensor that is put in its place at the end."""
-        if any(stride == 0 and size > 1 for stride, size in zip(view.stride(), view.shape, strict=True)):
+        if not view.is_contiguous() and any(
+            stride == 0 and size > 1 for stride, size in zip(view.stride(), view.shape, strict=True)
+        ):
             # An expanded tensor has one element in many places; it becomes one with elements of its own.
             fresh = torch.empty_like(view, memory_format=torch.contiguous_format)
             self.installs.append(lambda: setattr(tensor, "data", fresh))

@@ -38,6 +38,8 @@ def why_unsaveable(tensor: torch.Tensor) -> str | None:
     Only plain tensors, parameters and DTensors: what another subclass is, is more than the elements that it shows
     (quantized weights, nested tensors), and storing those would lose the rest.
     """
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # nearly all are, and there may be 100,000
+        return _why_without_elements(tensor)
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         return "a lazy parameter that has no shape yet (run the module once)"
     if type(tensor) not in _PLAIN:

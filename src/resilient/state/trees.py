@@ -35,7 +35,11 @@ class Leaf:
 def leaves(root: Mapping[Any, Any], at: Path = ()) -> Iterator[Leaf]:
     """Yield the leaves of a dictionary, which is never a leaf itself, so that each of its entries has a name."""
     for key, child in root.items():
-        yield from _leaves(child, (*at, key_of(key)))
+        path = (*at, key_of(key))
+        if isinstance(child, torch.Tensor):  # of which there may be 100,000, and a generator costs more than the rest
+            yield Leaf(path=path, content=child)
+        else:
+            yield from _leaves(child, path)
 
 
 def _leaves(node: object, at: Path) -> Iterator[Leaf]:

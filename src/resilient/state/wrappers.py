@@ -1,4 +1,4 @@
-"""How a caller says what a plain tensor or object cannot: that it is one rank's own, or a part of something larger."""
+"""How a caller says of an item what it does not say itself: whose it is, of what it is a part, when it changes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ class PerRank(Generic[T]):
     """An item that every rank has its own of: stored once per rank, and given back to the rank of the same number.
 
     Such state cannot be resharded: loading it on another number of ranks is refused.
+    """
+
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class AfterStep(Generic[T]):
+    """An item that changes only between ``optimizer.step()`` and the end of the turn, such as an average of weights.
+
+    It is then copied while the next forward and backward pass run, as parameters are. An item of which this is not true
+    need not be declared: it is copied before the next turn begins. May be in `PerRank`, or around it.
     """
 
     value: T
