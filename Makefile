@@ -46,8 +46,9 @@ proof: $(READY) ## every proof with its full count, resumable; figures into docs
 	$(PYTEST) -m proof --full --timeout=0 -o faulthandler_timeout=0 -p no:randomly
 	$(BIN)/python -m tests.proof_report docs/proof.md
 
-bench: $(READY) ## what saves and restores cost here, beside torch.save and DCP; one JSON line a figure
-	$(BIN)/python benchmarks/save_restore.py
+bench: $(READY) ## what saves and restores cost here, beside their peers and the machine's limits; a few minutes; installs the peers
+	$(BIN)/python -m pip install --quiet --group bench
+	$(BIN)/python benchmarks/run_all.py --quick --json build/benchmarks.jsonl
 
 docs: $(READY) ## run the code in the documents, and check that they cover what they must
 	$(PYTEST) tests/docs
