@@ -28,7 +28,7 @@ def train(url: str, nbytes: int, folder: str, plan: Stall | None, total: int) ->
     rank = int(os.environ["RANK"])
     store = StallingStore(resilient_store(url), plan if rank == 1 else None)
 
-    @resilient.train(store, every=10**6)
+    @resilient.train(store, every=10**6, compress="off")
     def main(run: resilient.Run) -> None:
         state = weights(nbytes, 0.0)
         run.track(weights=state)

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from resilient.catalog.commit import read_manifest
+from resilient.catalog.contents import read_manifest
 from resilient.catalog.copy import copy
 from resilient.catalog.export import export_safetensors
 from resilient.catalog.marks import reading

@@ -6,7 +6,7 @@ import math
 
 import click
 
-from resilient.catalog.commit import read_manifest
+from resilient.catalog.contents import read_manifest
 from resilient.cli.ls import describe
 from resilient.cli.place import open_place
 from resilient.cli.render import json_option, moment, say, say_json, size, table
