@@ -15,6 +15,7 @@ from resilient.catalog.launch import Heartbeat
 from resilient.catalog.line import read_line
 from resilient.errors import ConflictError, ErrorKind, UsageError
 from resilient.store.local import LocalStore
+from resilient.store.memory import MemoryStore
 from tests.engine.rank_threads import make_ranks
 
 STATE = {"model": {"w": torch.ones(2)}}
@@ -59,3 +60,10 @@ def test_a_module_without_a_name_is_refused_with_what_to_do(tmp_path: Path) -> N
         with pytest.raises(UsageError, match="not a Linear") as caught:
             call()
         assert '{"model": model}' in str(caught.value.hint)
+
+
+def test_two_stores_of_one_url_are_two_places() -> None:
+    first, second = MemoryStore(), MemoryStore()
+    for step, store in enumerate((first, second), 1):
+        resilient.save(store, step, {"s": {"w": torch.full((4,), float(step))}}).wait(30)
+    assert [[each.step for each in resilient.checkpoints(store)] for store in (first, second)] == [[1], [2]]

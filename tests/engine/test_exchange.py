@@ -169,5 +169,4 @@ def memory_nbytes(line: str) -> int:
 
 @pytest.mark.field_report("BR-165")
 def test_what_all_want_passes_through_a_bounded_memory(ranks: Ranks, place: str) -> None:
-    print([each >> 20 for each in ranks(RANKS).run(grown_by, place)])
     assert max(ranks(RANKS).run(grown_by, place)) < NBYTES // 2

@@ -57,10 +57,11 @@ def test_a_run_takes_as_much_after_a_hundred_saves_as_after_five(
     Life(1, tmp_path / "life", save_again_and_again, str(tmp_path / "run"), str(note), count(100, 400)).succeed(200)
     seen = json.loads(note.read_text())
     for process in ("trainer", "writer"):
-        early, *late = (each[process] for each in (seen[WARM - 1], *seen[-WARM:]))
-        assert late[-1]["memory"] <= 1.1 * early["memory"]
-        for what in ("files", "threads"):  # at one moment or other: retention may be at work in the last
-            assert min(each[what] for each in late) <= early[what], what
+        taken = [each[process] for each in seen]
+        assert taken[-1]["memory"] <= 1.1 * taken[WARM - 1]["memory"]
+        for what in ("files", "threads"):  # some come and go, and a pool fills up as it is used
+            first, second = taken[: len(taken) // 2], taken[len(taken) // 2 :]
+            assert max(each[what] for each in second) <= max(each[what] for each in first), what
 
 
 TENSORS = 10_000
@@ -98,7 +99,6 @@ def test_a_save_of_many_tensors_takes_little_of_the_interpreter_that_trains(tmp_
     note = tmp_path / "note"
     Life(1, tmp_path / "life", save_many_tensors, str(tmp_path / "run"), str(note)).succeed(100)
     costs = json.loads(note.read_text())
-    print(costs)
     beside_s = min(beside for beside, _ in costs[2:])
     assert beside_s < 1e-6 * TENSORS
     assert beside_s < 0.5 * min(written for _, written in costs[2:]), "the work is the writer's"

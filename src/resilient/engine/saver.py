@@ -362,10 +362,10 @@ class Saver:
                 duration_s=self.persist_s,
             )
         )
-        saving.handle.persisted.set_result(None)
         with self._changed:
             self._arena.release(saving.slot)
             self._changed.notify_all()
+        saving.handle.persisted.set_result(None)  # what its callbacks do must not hold up the next save
 
     def _committed(self, answer: messages.Committed) -> None:
         saving = self._in_flight.get(answer.step)
@@ -398,9 +398,9 @@ class Saver:
             if saving.ended:
                 return
             saving.ended = True
-        self._failed(saving.handle, error, persisted=persisted)
         if not persisted:
             self._arena.release(saving.slot)
+        self._failed(saving.handle, error, persisted=persisted)
         self._forget(saving)
 
     def _forget(self, saving: _Saving) -> None:

@@ -16,7 +16,7 @@ from resilient.format import values
 from resilient.format.documents import Item
 from resilient.state.capture import Gathered, captured_of, gather
 from resilient.state.gathering import resolved
-from resilient.state.items import unwrapped
+from resilient.state.items import described, unwrapped
 from resilient.state.leaves import Captured, TensorLeaf, ValueLeaf
 from resilient.state.scan import SCALARS, DoubtfulError, Scan, Scanner, scanner_of
 from resilient.state.sharding import place
@@ -55,6 +55,7 @@ class Capturer:
     """
 
     def __init__(self, items: Mapping[str, object], *, rank: int, world_size: int) -> None:
+        described(items)  # raises for what is no items by name
         self._items = dict(items)
         self._rank = rank
         self._world_size = world_size
