@@ -303,7 +303,11 @@ def main() -> None:
 def train_with_run(_: str, training: Training, timing: SingleSaves | Stretches, folder: Path) -> dict[str, Any]:
     @resilient.train(folder / "run", every=10**9, keep=resilient.Keep(last=2))
     def main(run: resilient.Run) -> dict[str, Any]:
-        run.track(**training.items)
+        # The average changes after the optimizer's step only, and is declared so: nobody else could know.
+        items = dict(training.items)
+        if "average" in items:
+            items["average"] = resilient.AfterStep(items["average"])
+        run.track(**items)
         saving = OwnSaving(run)
         _loop(training, timing, saving, run.steps(range(10**9)))
         saving.check()

@@ -13,7 +13,7 @@ import resilient
 from resilient.catalog.generations import claim_generation
 from resilient.catalog.launch import Heartbeat
 from resilient.catalog.line import read_line
-from resilient.errors import ConflictError, ErrorKind, UsageError
+from resilient.errors import ConflictError, CorruptError, ErrorKind, UsageError
 from resilient.store.local import LocalStore
 from resilient.store.memory import MemoryStore
 from tests.engine.rank_threads import make_ranks
@@ -67,3 +67,28 @@ def test_two_stores_of_one_url_are_two_places() -> None:
     for step, store in enumerate((first, second), 1):
         resilient.save(store, step, {"s": {"w": torch.full((4,), float(step))}}).wait(30)
     assert [[each.step for each in resilient.checkpoints(store)] for store in (first, second)] == [[1], [2]]
+
+
+class Noisy(MemoryStore):
+    """A store that damages one byte of an answer, as often as it is told to."""
+
+    damages = 0
+
+    def read_into(self, key: str, start: int, into: memoryview) -> None:
+        super().read_into(key, start, into)
+        if self.damages and key.startswith("data/"):
+            self.damages -= 1
+            into[-1] ^= 1
+
+
+@pytest.mark.field_report("BR-139")
+def test_bytes_that_were_damaged_on_their_way_are_read_again_once() -> None:
+    store = Noisy()
+    resilient.save(store, 1, {"s": {"w": torch.arange(1000.0)}}).wait(30)
+    store.damages = 1
+    into = {"w": torch.zeros(1000)}
+    resilient.load(store, {"s": into})
+    assert torch.equal(into["w"], torch.arange(1000.0))
+    store.damages = 2
+    with pytest.raises(CorruptError, match="'w'"):
+        resilient.load(store, {"s": into})

@@ -19,6 +19,7 @@ from resilient.catalog.fetch import decoded_nbytes, read_span, unpack
 from resilient.engine.bounce import Bounce
 from resilient.engine.read_plan import ReadPlan, plan_reads
 from resilient.engine.spans import ELSEWHERE, Span
+from resilient.errors import CorruptError, ErrorKind
 from resilient.format import codec
 from resilient.format.box import intersect
 from resilient.format.chunks import Chunk
@@ -104,7 +105,14 @@ class Filling:
             with self.bounce() as bounce:
                 stored = self.memory(span, bounce)
                 self.read(span, stored)
-                self.accept(span, stored, bounce)
+                try:
+                    self.accept(span, stored, bounce)
+                except CorruptError as error:
+                    if error.kind is not ErrorKind.BAD_DIGEST:
+                        raise
+                    # What was damaged on its way, and not in the store, is right when it is read again.
+                    self.read(span, stored)
+                    self.accept(span, stored, bounce)
             with lock:
                 done += span.nbytes
                 if progress is not None:
