@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from resilient.policy.interval import SaveWhen
     from resilient.policy.keep import Keep
     from resilient.run.decorator import train
+    from resilient.run.restored import Restored
     from resilient.run.sampler import ElasticSampler
-    from resilient.run.session import Restored, Run
+    from resilient.run.session import Run
     from resilient.state.wrappers import AfterStep, PerRank, Shard
     from resilient.store.base import Store
 
@@ -30,7 +31,7 @@ _HOME = {
     "Keep": "resilient.policy.keep",
     "PerRank": "resilient.state.wrappers",
     "ResilientError": "resilient.errors",
-    "Restored": "resilient.run.session",
+    "Restored": "resilient.run.restored",
     "Run": "resilient.run.session",
     "SaveHandle": "resilient.engine.handle",
     "SaveWhen": "resilient.policy.interval",

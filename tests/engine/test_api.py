@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,19 @@ def test_bytes_that_were_damaged_on_their_way_are_read_again_once() -> None:
     store.damages = 2
     with pytest.raises(CorruptError, match="'w'"):
         resilient.load(store, {"s": into})
+
+
+def test_a_forked_child_leaves_its_parents_writer_alone(tmp_path: Path) -> None:
+    resilient.save(tmp_path / "run", 1, {"s": {"w": torch.zeros(4)}}).wait(60)
+    child = multiprocessing.get_context("fork").Process(target=id, args=(0,))
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
+    resilient.save(tmp_path / "run", 2, {"s": {"w": torch.ones(4)}}).wait(60)
+    assert [each.step for each in resilient.checkpoints(tmp_path / "run")] == [2, 1]
+
+
+def test_a_save_cannot_be_called_back(tmp_path: Path) -> None:
+    handle = resilient.save(tmp_path / "run", 1, {"s": {"w": torch.zeros(4)}})
+    assert not handle.committed.cancel()
+    handle.wait(60)

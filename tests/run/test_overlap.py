@@ -7,6 +7,7 @@ import gc
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
+import resilient
 from resilient.engine.stage import Staging
 from resilient.errors import StoreError
 from resilient.run.overlap import Overlap
@@ -348,3 +350,27 @@ def test_sharded_parameters_are_those_of_the_boundary_where_fsdp_keeps_whole_one
     for same, overlapped in ranks(2).run(sharded_parameters_of_the_boundary):
         assert same
         assert overlapped > 0
+
+
+def test_a_save_outside_of_the_loop_is_copied_when_it_returns(tmp_path: Path) -> None:
+    """Nothing fences there: a change that no version counts would else be stored as the boundary's."""
+
+    @resilient.train(tmp_path / "run", every=1)
+    def main(run: resilient.Run) -> torch.Tensor:
+        model = torch.nn.Embedding(4000, 1000)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.track(model=model, optimizer=optimizer)
+        for _ in run.steps(range(100), total=6):
+            model(torch.tensor([1, 2])).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if run.step == 4:
+                break
+        boundary = model.weight.detach().clone()
+        handle = run.save()
+        model.weight.data[3990] = 7.0
+        handle.wait(60)
+        return boundary
+
+    boundary = main()
+    assert torch.equal(torch.as_tensor(resilient.checkpoints(tmp_path / "run")[0].tensor("model.weight")), boundary)

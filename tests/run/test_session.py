@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import resilient
 from resilient.errors import ConflictError, ErrorKind, NotFoundError, StoreError, UsageError
+from resilient.run.restored import Restored
 from resilient.run.sampler import ElasticSampler
-from resilient.run.session import Restored, Run
+from resilient.run.session import Run
 from resilient.store.memory import MemoryStore
 
 LENGTH, BATCH = 40, 8  # five steps make an epoch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -216,3 +217,28 @@ def test_a_finished_run_that_is_asked_for_pass_after_pass_is_an_error_instead_of
     with pytest.raises(UsageError, match="complete at step 20") as caught:
         train(4)
     assert "total=" in str(caught.value.hint)
+
+
+def test_an_exit_within_a_turn_is_not_the_end_of_the_run(tmp_path: Path) -> None:
+    """A signal's handler may call sys.exit between an optimizer's step and its scheduler's: a state of no step."""
+
+    @resilient.train(tmp_path / "run", every=2)
+    def main(run: resilient.Run, *, leave: bool) -> int:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        restored = run.track(model=model, optimizer=optimizer, scheduler=scheduler)
+        assert scheduler.last_epoch == (restored.step if restored else 0)
+        for _ in run.steps(range(5), total=5):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if leave and run.step == 3:
+                sys.exit(0)
+            scheduler.step()
+        return run.step
+
+    with pytest.raises(SystemExit):
+        main(leave=True)
+    assert [each.step for each in resilient.checkpoints(tmp_path / "run")] == [2]
+    assert main(leave=False) == 5

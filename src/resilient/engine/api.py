@@ -77,7 +77,16 @@ def _close_all() -> None:
         session.saver.close(SaveSettings().commit_timeout_s)
 
 
+def _forget_all() -> None:
+    """A forked child has none of its parent's sessions: it would talk to their writers, and end them when it ends."""
+    global _lock  # noqa: PLW0603 -- the parent's may be held for ever here
+    _lock = threading.Lock()
+    for known in (_sessions, _remembered, _continue_from):
+        known.clear()
+
+
 before_threads_end(_close_all)
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def save(

@@ -21,6 +21,8 @@ class SaveHandle:
         self.staged: Future[None] = Future()
         self.persisted: Future[None] = Future()
         self.committed: Future[int] = Future()
+        for future in (self.staged, self.persisted, self.committed):
+            future.set_running_or_notify_cancel()  # a save cannot be called back, and `cancel` says so
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the step is committed.

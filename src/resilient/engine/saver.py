@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from resilient.engine.peers import Peers
 from resilient.engine.stage import Stager, Staging, copying_threads
 from resilient.engine.structures import Planned, Structures
 from resilient.engine.writers import Writers
-from resilient.errors import ConflictError, ErrorKind, PeerError, ResilientError, StoreError
+from resilient.errors import ConflictError, ErrorKind, PeerError, ResilientError, StoreError, UsageError
 from resilient.events import Bus, Notice, Pruned, SaveCommitted, SaveFailed, SavePersisted, SaveStaged, SaveStarted
 from resilient.format.documents import Claim, Value
 from resilient.policy.keep import Keep
@@ -55,7 +56,7 @@ class SaveSettings:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Saving:
-    """A save that is not over. ``ordered``: the writer has it, or is just being told."""
+    """A save that is not over. ``writer``: the number of the one that has it, or is just being told."""
 
     handle: SaveHandle
     reason: str
@@ -64,8 +65,7 @@ class _Saving:
     values: tuple[Value, ...]
     staging: Staging
     started_s: float
-    deadline: Deadline
-    ordered: bool = False
+    writer: int | None = None
     ended: bool = False
 
     @property
@@ -97,6 +97,7 @@ class Saver:
         self._bus = bus
         self._clock = clock
         self._rank = peers.rank
+        self._process = os.getpid()
         self._agreement = Agreement(claim, peers, timeout_s=settings.agree_timeout_s)
         self._structures = Structures(
             rank=peers.rank,
@@ -126,6 +127,7 @@ class Saver:
         self._stager = Stager(threads=copying_threads(settings.local_ranks), clock=clock)
         self._tried: set[int] = set()
         self._in_flight: dict[int, _Saving] = {}
+        self._silence = self._patience()
         self._abandoned: set[int] = set()
         self._changed = threading.Condition()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -196,6 +198,12 @@ class Saver:
                 kind=ErrorKind.ALREADY_SAVED,
                 hint="save a later step",
             )
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"step {step} cannot be saved by a process that was forked from the one which saves",
+                kind=ErrorKind.INVALID_ARGUMENT,
+                hint="save in the process that trains",
+            )
         started_s = self._clock.monotonic()
         slot = self._free_slot()
         if slot is None:
@@ -214,9 +222,11 @@ class Saver:
                 step=step,
                 overlapped=overlapped,
             )
-        except Exception as error:  # noqa: BLE001 -- boundary: whatever a copy raises fails this save, not the training
+        except BaseException as error:  # boundary: whatever a copy raises fails this save, not the training
             self._arena.release(slot)
             self._failed(handle, error, persisted=False)
+            if not isinstance(error, Exception):
+                raise  # a signal that came meanwhile is the program's
             return handle
         saving = _Saving(
             handle=handle,
@@ -226,7 +236,6 @@ class Saver:
             values=tuple(Value(leaf.item, leaf.name, leaf.path, leaf.data, leaf.rank) for leaf in captured.values),
             staging=staging,
             started_s=started_s,
-            deadline=Deadline(self._clock, self._settings.commit_timeout_s + _GRACE_S),
         )
         with self._changed:
             self._in_flight[step] = saving
@@ -251,6 +260,8 @@ class Saver:
 
     def close(self, timeout_s: float) -> bool:
         """Drain, and let the writer go; say whether all is over. Idempotent; nothing is saved afterwards."""
+        if os.getpid() != self._process:
+            return True  # a forked child has the memory, and not the writer
         deadline = Deadline(self._clock, timeout_s)
         drained = self.drain(timeout_s)
         self._jobs.put(None)
@@ -279,13 +290,14 @@ class Saver:
             if job is None:
                 return
             job()
+            del job  # it holds what it was about
 
     def _prepare(self, captured: Captured, overlapped: Collection[int]) -> None:
         try:
             planned = self._structures.anticipate(captured)
             self._arena.prepare(planned.placement.nbytes)
             self._stager.prepare(captured, planned.placement, overlapped)
-        except ResilientError as error:
+        except Exception as error:  # noqa: BLE001 -- boundary: if it matters, the first save fails with it
             self._notice(f"the first save will take longer, it could not be prepared: {error}")
 
     def _hand_over(self, saving: _Saving) -> None:
@@ -300,9 +312,10 @@ class Saver:
                 reason=saving.reason,
                 values=saving.values,
             )
-            saving.ordered = True
-            self._writers.order(structure, order)
-        except Exception as error:  # noqa: BLE001 -- boundary: the handle carries it to whoever waits
+            if len(self._in_flight) == 1:
+                self._silence = self._patience()
+            self._writers.order(structure, order, by=partial(setattr, saving, "writer"))
+        except BaseException as error:  # noqa: BLE001 -- thread main: the handle carries it to whoever waits
             self._over(saving, error, persisted=False)
 
     def _watch(self) -> None:
@@ -312,14 +325,18 @@ class Saver:
             if failure is not None and saving.step not in self._abandoned:
                 self._abandoned.add(saving.step)
                 self._writers.abandon(saving.step, failure)
-            if saving.deadline.expired:
-                self._notice(f"the writer has been silent about step {saving.step} for too long, and is replaced")
-                self._writers.kill()
-                return
+        if self._in_flight and self._silence.expired:
+            self._silence = self._patience()
+            self._notice(f"the writer has said nothing for {self._silence.timeout_s:g} s, and is replaced")
+            self._writers.kill()
+
+    def _patience(self) -> Deadline:
+        return Deadline(self._clock, self._settings.commit_timeout_s + _GRACE_S)
 
     # --- what the writer says, on the thread of the link --------------------------------------------------------------
 
-    def _heard(self, answer: messages.Answer) -> None:
+    def _heard(self, writer: int, answer: messages.Answer) -> None:
+        self._silence = self._patience()
         match answer:
             case messages.Taken():
                 self._taken(answer.step)
@@ -336,7 +353,7 @@ class Saver:
             case messages.Noticed():
                 self._notice(answer.message)
             case messages.Died():
-                self._died(answer.why)
+                self._died(writer, answer.why)
             case messages.Ready():
                 return
 
@@ -379,9 +396,9 @@ class Saver:
         saving.handle.committed.set_result(answer.step)
         self._forget(saving)
 
-    def _died(self, why: str) -> None:
+    def _died(self, writer: int, why: str) -> None:
         for saving in list(self._in_flight.values()):
-            if saving.ordered:  # what it was not given yet goes to the next one
+            if saving.writer == writer:  # what it was not given goes to the next one
                 error = PeerError(
                     f"step {saving.step} is not saved: {why}",
                     kind=ErrorKind.PEER_FAILED,

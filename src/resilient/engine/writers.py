@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -32,7 +33,7 @@ class Writers:
         store: Store,
         opened: Open,
         slots: Sequence[Slot],
-        heard: Callable[[Answer], None],
+        heard: Callable[[int, Answer], None],
         *,
         notice: Callable[[str], None],
         clock: Clock,
@@ -45,6 +46,7 @@ class Writers:
         self._clock = clock
         self._lock = threading.Lock()
         self._defined: set[int] = set()
+        self._number = 0  # of the writer that there is; a late word of another must not be taken for its
         self._link = self._start()
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -63,8 +65,8 @@ class Writers:
                 link.close(0)
                 self._link = self._thread_writer()
 
-    def order(self, structure: Structure, order: Save) -> None:
-        """Order a save of the writer, or of a new one if that one is gone.
+    def order(self, structure: Structure, order: Save, *, by: Callable[[int], object]) -> None:
+        """Order a save of the writer, or of a new one if that one is gone; tell ``by`` its number before.
 
         Raises:
             ResilientError: neither took the order.
@@ -76,6 +78,7 @@ class Writers:
             if structure.number not in self._defined:
                 self._link.define(structure)
                 self._defined.add(structure.number)
+            by(self._number)
             self._link.save(order)
 
     def abandon(self, step: int, why: str) -> None:
@@ -99,16 +102,19 @@ class Writers:
 
     def _start(self) -> WriterLink:
         self._defined.clear()
+        self._number += 1
         described = recipe(self._store)
         if described is None:
             return self._thread_writer()
         opened = msgspec.structs.replace(self._opened, url=described.url, options=dict(described.options))
         try:
-            return ProcessWriter(opened, self._slots, self._heard)
+            return ProcessWriter(opened, self._slots, partial(self._heard, self._number))
         except PeerError as error:
             self._notice(f"saves are written by a thread and end with this process: {error}")
             return self._thread_writer()
 
     def _thread_writer(self) -> WriterLink:
         self._defined.clear()
-        return ThreadWriter(self._store, self._opened, self._slots, self._heard, clock=self._clock)
+        self._number += 1
+        heard = partial(self._heard, self._number)
+        return ThreadWriter(self._store, self._opened, self._slots, heard, clock=self._clock)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -26,6 +25,7 @@ from resilient.run.misuse import misused, no_boundary
 from resilient.run.opening import Opened, save_settings
 from resilient.run.overlap import Overlap
 from resilient.run.passes import position_of, samplers_of, start_pass
+from resilient.run.restored import Restored
 from resilient.run.sampler import ElasticSampler
 from resilient.run.schedule import schedule_for
 from resilient.state.capture import capture
@@ -41,16 +41,6 @@ _EMPTY_PASSES: Final = 2
 _IDLE_PASSES: Final = 1000  # more than anybody has epochs
 _MAX_DEFERRALS: Final = 100  # boundaries for which an owed save waits for gradients that a GAN would never use
 _WITH_WARNINGS: Final = 3  # the exit code of a training that finished, but whose end is not saved
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """Which checkpoint a run continues from; ``world_size`` is the number of ranks that saved it."""
-
-    step: int
-    generation: int
-    world_size: int
-    items: tuple[str, ...]
 
 
 class Run:
@@ -85,6 +75,7 @@ class Run:
         self._step = 0
         self._steps_here = 0
         self._in_turn = False
+        self._was_left = False
         self._dirty = False
         self._owed = False
         self._deferrals = 0
@@ -199,7 +190,8 @@ class Run:
 
         To be called at the start of a turn, before anything is computed, or outside of the loop: the batch just
         drawn counts as not yet used, and a resume draws it again. A step that is saved already, or is being saved,
-        is not saved again: its handle is returned.
+        is not saved again: its handle is returned. Within a turn, parameters and optimizers' state are copied while the
+        turn goes on, up to the next ``optimizer.step()``: call `fence` before changing them in another way.
 
         Where no ``torch.optim.Optimizer`` is tracked, the only sign of a step is that tensors of tracked modules and
         dictionaries have changed: what is changed elsewhere, or through ``tensor.data``, goes unnoticed.
@@ -215,7 +207,8 @@ class Run:
             raise no_boundary(self._step, "tensors that are tracked have changed since")
         if watch.pending():
             raise no_boundary(self._step, "there are gradients that no optimizer step has used yet", watch.advice())
-        return self._handle_of(self._step) or self._save(reason)
+        # Outside of the loop nothing fences: whatever the program does next may change the state.
+        return self._handle_of(self._step) or self._save(reason, overlaps=self._in_turn)
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
@@ -268,7 +261,7 @@ class Run:
 
     def _one_pass(self, iterable: Iterable[T], total: int | None, watch: BoundaryWatch) -> Iterator[T]:
         for batch in start_pass(iterable, self._rng, step=self._step, rank=self.rank):
-            self._in_turn = True
+            self._in_turn, self._was_left = True, False
             try:
                 yield batch
             except GeneratorExit:
@@ -300,12 +293,13 @@ class Run:
             self._bus.emit(events.SaveFenced(rank=self.rank, step=self._step, waited_s=self._overlap.waited_s))
 
     def _left_in_turn(self, watch: BoundaryWatch) -> None:
-        """The loop was left by ``break``: the turn counts if its optimizer step was done, else its batch is unused."""
-        if watch.stepped:
+        """The loop was left by ``break``: the turn counts if its steps were done, else its batch is unused."""
+        self._was_left = True
+        if watch.stepped and not watch.pending():  # of several optimizers, one may still have its step to do
             self._end_turn(watch)
             self._save_if_due(watch, last_of_pass=True)
         self._in_turn = False
-        self._dirty = watch.blind or (watch.pending() and not watch.only_left())
+        self._dirty = watch.blind or watch.stepped or (watch.pending() and not watch.only_left())
 
     # --- saving -------------------------------------------------------------------------------------------------------
 
@@ -328,7 +322,7 @@ class Run:
         if self._owed and not self._dirty and not self._deferred(watch):
             self._owed = False
             if self._handle_of(self._step) is None:
-                self._save("interval")
+                self._save("interval", overlaps=True)
 
     def _deferred(self, watch: BoundaryWatch) -> bool:
         """Say whether an owed save has to wait for gradients; not for ever for those that may never be used."""
@@ -345,7 +339,7 @@ class Run:
         )
         return False
 
-    def _save(self, reason: str) -> SaveHandle:
+    def _save(self, reason: str, *, overlaps: bool) -> SaveHandle:
         self._last_save_s = self._clock.monotonic()
         try:
             captured = self._boundary_state().capture()
@@ -359,8 +353,7 @@ class Run:
             self._step,
             captured,
             reason=reason,
-            # At the end there is no next turn, and nobody knows what the program does to the state afterwards.
-            overlapped=overlap.leaves(captured) if reason != _END else (),
+            overlapped=overlap.leaves(captured) if overlaps else (),
             watch=overlap.watch,
         )
         return self._last_save
@@ -413,19 +406,21 @@ class Run:
         try:
             if self._watch is None:
                 return
-            if error is None or (isinstance(error, SystemExit) and not error.code):
+            # An exit out of a turn is none at a boundary: a signal's handler may have raised it anywhere.
+            within = self._in_turn or self._was_left
+            if error is None or (isinstance(error, SystemExit) and not error.code and not within):
                 self._finish(self._watch)
             else:
                 self._saver.drain(min(_LAST_WAIT_S, self._settings.commit_timeout_s))
                 self._notice(f"stopped after step {self._step} by {type(error).__name__}; {self._newest()}")
         finally:
-            self._schedule.close()
-            self.fence()
-            if self._watch is not None:
-                self._watch.close()
-            if self._overlap is not None:
-                self._overlap.close()
-            self._saver.close(_LAST_WAIT_S)
+            with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
+                closing.callback(self._saver.close, _LAST_WAIT_S)
+                if self._watch is not None:
+                    closing.callback(self._watch.close)
+                if self._overlap is not None:
+                    closing.callback(self._overlap.close)
+                closing.callback(self._schedule.close)
 
     def _finish(self, watch: BoundaryWatch) -> None:
         if self._steps_here == 0 and self._resumed is not None:
@@ -439,7 +434,7 @@ class Run:
             if watch.pending():
                 why = watch.advice() or "the data ended between micro-batches"
                 self._notice(f"gradients that no step of their optimizer has used are not saved: {why}")
-            self._save(_END)
+            self._save(_END, overlaps=False)
         self._saver.drain(self._settings.commit_timeout_s)
         self._take_leave()
         counts = ", ".join(f"{count} saves {what}" for what, count in self._tally.items() if count)
