@@ -6,10 +6,13 @@ import gc
 import itertools
 import math
 import random
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +20,8 @@ import torch
 from torch import nn
 
 from resilient.clock import SYSTEM_CLOCK
-from resilient.engine.copying import CopyJob
+from resilient.engine.copying import CopyJob, Move
+from resilient.engine.device_copies import DeviceCopies
 from resilient.engine.stage import Stager
 from resilient.errors import ErrorKind, StoreError
 from resilient.format.dtypes import ITEMSIZE
@@ -129,6 +133,116 @@ def test_a_fence_waits_for_a_copy_that_another_thread_has_begun() -> None:
     fence.join(30)
     thread.join(30)
     assert not fence.is_alive()
+
+
+class Interrupting:
+    """Raises KeyboardInterrupt in this thread before the N-th instruction of a job's methods, once."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code not in (CopyJob.work.__code__, CopyJob.wait.__code__, CopyJob._copy.__code__):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+def test_a_thread_that_is_interrupted_anywhere_leaves_no_copy_undone_and_none_that_is_made_late() -> None:
+    number, left = 0, 0
+    while left <= 0:
+        number += 1
+        made: list[object] = []
+        job = CopyJob([1, 2, 3], made.append)  # type: ignore[list-item]
+        interrupting, before = Interrupting(number), sys.gettrace()
+        sys.settrace(interrupting)
+        try:
+            job.wait(SYSTEM_CLOCK)
+        except KeyboardInterrupt:
+            assert interrupting.left == 0
+        finally:
+            sys.settrace(before)
+        left = interrupting.left
+        job.wait(SYSTEM_CLOCK)
+        assert (set(made), job.error) == ({1, 2, 3}, None), number
+        made.clear()
+        job.work()
+        assert not made, number
+    assert number > 100
+
+
+def interrupt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt the training thread in the middle of the next copy that it makes, as a signal's handler does."""
+    run, may_raise = Move.run, [True]
+
+    def interrupted(copy: Move, target: Any) -> None:
+        if threading.current_thread() is threading.main_thread() and may_raise and may_raise.pop():
+            raise SystemExit(143)
+        run(copy, target)
+
+    monkeypatch.setattr(Move, "run", interrupted)
+
+
+def test_a_signal_while_the_training_thread_helps_is_not_lost_and_nor_is_the_save(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensors = {str(n): torch.full((40_000,), float(n)) for n in range(5)}
+    staged = Staged(held=True)
+    staging = staged.stage(captured := capture({"t": tensors}, rank=0, world_size=1))
+    interrupt_once(monkeypatch)
+    with pytest.raises(SystemExit):
+        staging.fence()
+    assert staged.ended(staging) is None
+    assert staged.bytes() == live(captured)
+    staged.close()
+
+
+def test_a_signal_in_a_copy_that_training_waits_for_is_raised_when_nothing_is_copied_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[bool] = []
+    began, copying = threading.Event(), threading.Event()
+    run = Move.run
+
+    def interrupted(copy: Move, target: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert began.wait(30)
+            raise KeyboardInterrupt
+        copying.set()
+        began.set()
+        time.sleep(0.1)
+        run(copy, target)
+        copying.clear()
+
+    monkeypatch.setattr(Move, "run", interrupted)
+    monkeypatch.setattr(DeviceCopies, "wait", lambda _: waited.append(copying.is_set()))
+    staged = Staged()
+    with pytest.raises(KeyboardInterrupt):
+        staged.stage(capture({"t": {"x": torch.zeros(8 << 20)}}, rank=0, world_size=1), set())
+    assert waited == [False], "the devices may be copying, too"
+    assert not copying.is_set()
+    assert not staged.slot.stamp.whole
+    monkeypatch.setattr(Move, "run", run)
+    assert staged.ended(staged.stage(capture({"t": {"x": torch.zeros(9)}}, rank=0, world_size=1), set())) is None
+    staged.close()
+
+
+def test_what_ends_a_copying_thread_fails_the_save_and_does_not_end_those_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    staged = Staged(held=True)
+    staging = staged.stage(capture({"t": {"x": torch.zeros(40_000)}}, rank=0, world_size=1))
+    interrupt_once(monkeypatch)
+    with pytest.raises(SystemExit):
+        staged.ended(staging)
+    with pytest.raises(StoreError, match="interrupted by SystemExit"):
+        staging.done.result(0)
+    staging.settle()
+    staged.close()
 
 
 def in_place(tensor: torch.Tensor) -> None:

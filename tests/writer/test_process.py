@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from resilient.catalog.process import started
 from resilient.errors import ErrorKind, PeerError
 from resilient.format.documents import Claim
 from resilient.store.local import LocalStore
-from resilient.writer.messages import Committed, Died, Failed, Persisted, Ready, Taken
+from resilient.writer.messages import Answer, Committed, Died, Failed, Persisted, Ready, Taken
 from resilient.writer.outliving import DEAF
 from resilient.writer.presence import in_flight
 from resilient.writer.process import ProcessWriter
@@ -170,6 +172,52 @@ def test_a_writer_that_cannot_open_its_store_says_why_it_ended(store: LocalStore
     died = [each for each in heard if isinstance(each, Died)]
     assert len(died) == 1
     assert "secret" not in died[0].why
+
+
+def test_a_writer_is_missed_though_a_process_of_the_trainers_holds_its_end_of_the_socket(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = socket.socketpair
+    held: list[socket.socket] = []
+
+    def inherited() -> tuple[socket.socket, socket.socket]:
+        ours, theirs = make()
+        held.append(theirs.dup())  # as a data loader has it that is forked while the writer is started
+        return ours, theirs
+
+    monkeypatch.setattr(socket, "socketpair", inherited)
+    trainer = start(store, new_generation(store))
+    os.kill(process_of(trainer).pid, signal.SIGKILL)
+    assert "was killed by SIGKILL" in trainer.wait(Died, timeout_s=10).why
+    held[0].close()
+
+
+def test_when_a_writer_counts_as_gone_its_death_has_been_heard_whatever_that_raised(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooked: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: hooked.append(arguments.exc_type))
+    heard: list[Answer] = []
+    may_end = threading.Event()
+
+    def hear(answer: Answer) -> None:
+        if isinstance(answer, Died):
+            assert may_end.wait(30)
+        heard.append(answer)
+        raise SystemExit
+
+    writer = ProcessWriter(opened(store, new_generation(store)), [], hear)
+    writer.wait_ready(30)
+    os.kill(writer.pid, signal.SIGKILL)
+    assert gone(writer.pid, 10)
+    time.sleep(0.2)
+    alive = [writer.alive]
+    may_end.set()
+    assert writer.close(10)
+    alive.append(writer.alive)
+    assert alive == [True, False], "whoever makes another one before would lose its saves to this one's end"
+    assert [type(each) for each in heard] == [Ready, Died]
+    assert hooked == [SystemExit, SystemExit]
 
 
 @pytest.mark.field_report("BR-051")

@@ -20,7 +20,7 @@ from resilient.store.base import Store
 from resilient.store.local import LocalStore
 from resilient.store.memory import MemoryStore
 from resilient.writer.in_thread import ThreadWriter
-from resilient.writer.messages import Committed, Died, Failed, Noticed, Persisted, Pruned, Taken
+from resilient.writer.messages import Answer, Committed, Died, Failed, Noticed, Persisted, Pruned, Taken
 from resilient.writer.slot import Slot
 from tests.catalog.runs import new_generation
 from tests.writer.staging import Trainer, is_step, opened, state
@@ -268,33 +268,125 @@ def test_a_writer_that_hangs_is_left_behind_and_not_heard_any_more(start: Callab
     trainer.wait(Taken, 1)
     trainer.link.kill()
     assert "hangs" in trainer.wait(Died).why
-    assert not trainer.link.alive
+    with pytest.raises(PeerError, match="hangs"):
+        trainer.link.abandon(1, "too late")
     go_on.set()
     assert trainer.link.close(30)
     assert [type(each) for each in trainer.answers] == [Taken, Died]
 
 
+@pytest.mark.parametrize("prefix", ["generations/", "data/"], ids=["when it is proven", "when it is pruned"])
+def test_what_a_store_of_the_user_raises_after_the_commit_is_said_and_the_next_save_is_made(
+    start: Callable[..., Trainer], prefix: str
+) -> None:
+    store = Failing()
+    raised: list[str] = []
+
+    def fails(verb: str, key: str) -> None:
+        if verb == "list" and key.startswith(prefix) and trainer.answers and not raised:
+            raised.append(key)
+            raise RuntimeError("a client library's own error")
+
+    trainer = start(store, new_generation(store), keep=Keep(last=1))
+    store.fails = fails
+    for step in (1, 2, 3):
+        trainer.save(step, state(step), new=step == 1)
+        assert isinstance(trainer.outcome(step), Committed)
+    assert raised
+    assert "RuntimeError: a client library's own error" in trainer.wait(Noticed).message
+
+
+def test_a_writer_whose_thread_ends_is_missed_once_and_before_it_counts_as_gone(
+    start: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooked: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: hooked.append(arguments.exc_type))
+    store = Failing()
+    trainer = start(store, new_generation(store))
+    link = trainer.link
+    assert isinstance(link, ThreadWriter)
+    alive: list[bool] = []
+    hear = link._heard
+
+    def heard(answer: Answer) -> None:
+        alive.append(link.alive)
+        hear(answer)
+
+    monkeypatch.setattr(link, "_heard", heard)
+
+    def fails(verb: str, key: str) -> None:
+        raise KeyboardInterrupt
+
+    store.fails = fails
+    trainer.save(1, state(1))
+    assert "was ended by KeyboardInterrupt" in trainer.wait(Died).why
+    assert link._over.wait(30)
+    assert not link.alive
+    assert alive[-1], "a writer that is made once this one is gone must not lose its saves to it"
+    with pytest.raises(PeerError, match="KeyboardInterrupt"):
+        trainer.save(2, state(2), new=False)
+    link.kill()
+    assert link.close(30)
+    assert [type(each) for each in trainer.answers] == [Taken, Died]
+    assert hooked == [KeyboardInterrupt]
+
+
+def test_what_a_callback_raises_is_reported_and_the_answers_after_it_are_heard(
+    start: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooked: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: hooked.append(arguments.exc_type))
+    store = MemoryStore()
+    trainer = start(store, new_generation(store))
+    assert isinstance(trainer.link, ThreadWriter)
+    hear = trainer.link._heard
+
+    def heard(answer: Answer) -> None:
+        hear(answer)
+        if isinstance(answer, Taken):
+            raise SystemExit
+
+    monkeypatch.setattr(trainer.link, "_heard", heard)
+    trainer.save(1, state(1))
+    assert isinstance(trainer.outcome(1), Committed)
+    assert hooked == [SystemExit]
+
+
 LEAVING = """
 import sys
+import threading
 from resilient.catalog.generations import read_claim
 from resilient.store.local import LocalStore
 from resilient.writer.in_thread import ThreadWriter
+from resilient.writer.messages import Died, Taken
 from tests.writer.staging import Trainer, opened, state
 
 store = LocalStore(sys.argv[1])
 trainer = Trainer(read_claim(store, 1))
 first = opened(store, trainer.claim)
 trainer.has(lambda heard: ThreadWriter(store, first, trainer.slots, heard))
+if "hangs" in sys.argv:
+    store.put = lambda *_: threading.Event().wait()
 trainer.save(1, state(1))
-trainer.outcome(1)
+if "hangs" in sys.argv:
+    trainer.wait(Taken)
+    trainer.link.kill()
+    trainer.wait(Died)
 """
 
 
-def test_a_program_that_ends_without_closing_its_writer_ends(tmp_path: Path) -> None:
+def test_a_program_that_ends_without_waiting_gets_its_save(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "run")
     new_generation(store)
     subprocess.run([sys.executable, "-c", LEAVING, store.url], check=True, timeout=60)
     is_step(store, 1, state(1))
+
+
+def test_a_program_whose_writer_hangs_and_was_left_behind_ends(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "run")
+    new_generation(store)
+    subprocess.run([sys.executable, "-c", LEAVING, store.url, "hangs"], check=True, timeout=30)
+    assert not read_line(store).commits
 
 
 def assert_waited(event: threading.Event) -> None:

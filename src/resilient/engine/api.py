@@ -18,7 +18,6 @@ from resilient.catalog.line import read_line
 from resilient.catalog.run_info import open_run
 from resilient.clock import SYSTEM_CLOCK
 from resilient.config import read_process
-from resilient.engine.at_exit import before_threads_end
 from resilient.engine.checkpoint import Checkpoint
 from resilient.engine.handle import SaveHandle
 from resilient.engine.peers import Peers
@@ -33,6 +32,7 @@ from resilient.store.base import Store
 from resilient.store.open import open_store
 from resilient.store.probe import probe
 from resilient.store.retrying import Retrying
+from resilient.writer.at_exit import before_threads_end
 
 Place = str | os.PathLike[str] | Store
 

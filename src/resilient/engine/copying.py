@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from resilient.writer.slot import HEADER_NBYTES, Slot
 MAX_SEGMENTS: Final = 1024  # IOV_MAX of Linux
 _MAX_ELEMENTS: Final = 48
 _TIMEOUT_S: Final = 600.0
+_LOOK_S: Final = 1.0
 
 # Functions of the C library release the interpreter's lock while they run.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -183,40 +185,76 @@ def write_segments(file: int, at: int, segments: Segments) -> None:
 
 
 class CopyJob:
-    """Copies that several threads share: each takes the next one until none is left."""
+    """Copies that several threads share: each takes the next one until none is left.
+
+    The thread that trains may be interrupted anywhere, by a signal whose handler raises. What it had in hand is then
+    made again by another thread. Nothing here holds a lock: an interrupt between taking and keeping it would leave it
+    locked for ever.
+    """
 
     def __init__(self, copies: Sequence[Copy], run: Callable[[Copy], None]) -> None:
         self._copies = copies
         self._run = run
-        self._next = itertools.count()
-        self._left = len(copies)
-        self._change = threading.Condition()
-        self.error: BaseException | None = None
+        self._total = len(copies)
+        self._open = deque(range(self._total))
+        self._done: set[int] = set()
+        self._news: SimpleQueue[None] = SimpleQueue()
+        self.error: Exception | None = None
 
     def work(self) -> None:
-        """Copy until all copies are taken; the first ``error`` ends the copying."""
-        total = len(self._copies)
-        while (number := next(self._next)) < total:
-            try:
-                if self.error is None:
-                    self._run(self._copies[number])
-            except BaseException as error:  # noqa: BLE001 -- boundary: whoever waits for the job finds it there
-                self.error = error
-            with self._change:
-                self._left -= 1
-                if self._left == 0:
-                    self._change.notify_all()
+        """Copy until all copies are taken; the first ``error``, which is not raised, ends the copying."""
+        mine: list[int] = []
+        try:
+            while self._open:
+                # One call, in which no signal is handled: what is taken from there is here, whatever happens next.
+                mine.extend(map(deque.popleft, (self._open,)))
+                self._copy(mine[0])
+                mine.clear()
+        except IndexError:
+            return  # another thread was quicker
+        except BaseException:
+            self._open.extend(mine)
+            self._news.put(None)
+            raise
 
     def wait(self, clock: Clock) -> None:
-        """Return when nothing is read any more."""
+        """Return when nothing is read any more; copy meanwhile what is left, or given back by another thread."""
         deadline = Deadline(clock, _TIMEOUT_S)
-        with self._change:
-            if not self._change.wait_for(lambda: self._left == 0, deadline.remaining_s):
+        while True:
+            self.work()
+            if self._is_done:
+                self._news.put(None)  # for the next one who waits
+                return
+            if deadline.expired:
                 raise StoreError(
-                    f"{self._left} copies of tensors are not done after {_TIMEOUT_S:g} s: their threads do not run",
+                    f"{self._total - len(self._done)} copies of tensors are not done after {_TIMEOUT_S:g} s:"
+                    " their threads do not run",
                     kind=ErrorKind.DEADLINE,
                 )
+            with suppress(Empty):  # whoever took the news may have been interrupted before it had passed them on
+                self._news.get(timeout=min(_LOOK_S, deadline.remaining_s))
+
+    def stop(self, error: Exception) -> None:
+        """Begin no copy any more."""
+        if self.error is None:
+            self.error = error
 
     def forget(self) -> None:
         """Let go of what was copied, when all of it is."""
         self._copies = ()
+
+    @property
+    def _is_done(self) -> bool:
+        return len(self._done) == self._total
+
+    def _copy(self, number: int) -> None:
+        if number in self._done:
+            return  # its thread was interrupted right after it: nobody expects that it is read any more
+        try:
+            if self.error is None:
+                self._run(self._copies[number])
+        except Exception as error:  # noqa: BLE001 -- boundary: whoever waits for the job finds it there
+            self.error = error
+        self._done.add(number)
+        if self._is_done:
+            self._news.put(None)

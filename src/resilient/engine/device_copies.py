@@ -30,16 +30,22 @@ class DeviceCopies:
         for device, some in by_device.items():
             side = torch.Stream(device=device)
             side.wait_stream(torch.accelerator.current_stream(device))
-            with side:
-                for run in some:
-                    for placed in run.placed:
-                        leaf, local = leaves[run.leaf], locals_[run.leaf].detach()
-                        source = local[placed.piece.box.relative_to(leaf.box)]
-                        into = buffer[placed.at : placed.at + placed.piece.nbytes].view(source.dtype)
-                        into.view(source.shape).copy_(source, non_blocking=True)
-                        # Alive until the copy is over: the allocator would give the memory to the next tensor.
-                        self._alive.append(source)
-            self._ends.append((device, side.record_event()))
+            end = torch.Event(device=device)
+            self._ends.append((device, end))
+            try:
+                with side:
+                    for run in some:
+                        self._copy(run, leaves[run.leaf], locals_[run.leaf].detach(), buffer)
+            finally:
+                end.record(side)  # also if this fails or is interrupted: `wait` waits for what has begun
+
+    def _copy(self, run: Run, leaf: TensorLeaf, local: torch.Tensor, buffer: torch.Tensor) -> None:
+        for placed in run.placed:
+            source = local[placed.piece.box.relative_to(leaf.box)]
+            into = buffer[placed.at : placed.at + placed.piece.nbytes].view(source.dtype)
+            # Alive until the copy is over: the allocator would give the memory to the next tensor.
+            self._alive.append(source)
+            into.view(source.shape).copy_(source, non_blocking=True)
 
     def fence(self) -> None:
         """Make what the devices are given from now on wait for the copies; the host goes on."""

@@ -77,19 +77,23 @@ class Stager:
         are indexes into ``captured.tensors``.
 
         Raises:
-            StoreError: the memory of a tensor is gone.
+            StoreError: the memory of a tensor is gone. Whatever is raised, also by a signal handler, nothing is read or
+                written any more.
         """
         if self._last is not None:
             self._last.settle()
         slot.grow(placement.nbytes)
         copies = self._copies(captured, placement, overlapped)
         slot.begin(generation=generation, step=step)
-        staging = Staging(captured.tensors, copies, slot, self._samples, self._clock)
-        staging.copy_now(captured.locals, self._submit, self._threads)
         compared = self._compared(copies)
-        self._submit(lambda: staging.finish(compared))
-        self._last = staging
         self._count += 1
+        staging = self._last = Staging(captured.tensors, copies, slot, self._samples, self._clock)
+        try:
+            staging.copy_now(captured.locals, self._submit, self._threads)
+            self._submit(lambda: staging.finish(compared))
+        except BaseException as error:
+            staging.give_up(error)
+            raise
         return staging
 
     def close(self) -> None:
@@ -148,6 +152,7 @@ class Staging:
         self._clock = clock
         self._target = Target(slot)
         self._device = DeviceCopies()
+        self._now = CopyJob(copies.now, self._copy_at_once)
         self._later = CopyJob(copies.later, self._copy)
         self._changed: set[int] = set()
         self._tensors: dict[int, Tensor] = {}
@@ -158,6 +163,7 @@ class Staging:
         self._is_fenced = False
         self._devices_are_to_be_looked_at = bool(copies.device_later)
         self._looking = threading.Lock()  # held while something else than `_later` reads tensors
+        self._finishing = threading.Lock()
         self._settled = threading.Event()
 
     def copy_now(self, locals_: Sequence[Tensor], submit: Submit, threads: int) -> None:
@@ -175,43 +181,42 @@ class Staging:
             self._device.start(copies.device_now, self._leaves, locals_, self._target)
             self._device.fence()
             self._device.start(copies.device_later, self._leaves, locals_, self._target)
-        job = CopyJob(copies.now, lambda copy: copy.run(self._target))
         if sum(copy.nbytes for copy in copies.now) > _SHARED_NBYTES:
             for _ in range(threads - 1):
-                submit(job.work)
-        job.work()
-        job.wait(self._clock)
-        if job.error is not None:
-            raise job.error
+                submit(self._now.work)
+        self._now.wait(self._clock)
+        if self._now.error is not None:
+            raise self._now.error
 
-    def finish(self, compared: Sequence[Copy]) -> None:
-        """Copy the rest, and find out whether it is the state of the boundary; in a copying thread."""
-        try:
-            self._later.work()
-            self._later.wait(self._clock)
-            self._device.wait()
-            self._look_at_devices()
-            self._compare(compared)
-            for probe, at in self._probes():
-                self._changed |= probe.changed(self._samples, at, self._target)
-            if self._later.error is not None:
-                raise self._later.error
-            self.torn = frozenset((self._leaves[number].item, self._leaves[number].name) for number in self._changed)
-            if self.torn:
-                raise _torn(self._slot.stamp.step, self.torn)
-            stamp = self._slot.seal()
-        except BaseException as error:  # noqa: BLE001 -- thread main: the future carries it to whoever waits
-            self._let_go()
-            self.done.set_exception(error)
-        else:
-            self._let_go()
-            self.done.set_result(stamp)
+    def finish(self, compared: Sequence[Copy] = ()) -> None:
+        """Copy the rest, and find out whether it is the state of the boundary; in a copying thread. Idempotent."""
+        with self._finishing:
+            if self._settled.is_set():
+                return
+            try:
+                stamp = self._finished(compared)
+            except Exception as error:  # noqa: BLE001 -- thread main: the future carries it to whoever waits
+                self._let_go()
+                self.done.set_exception(error)
+            except BaseException as error:
+                self._let_go()
+                self.done.set_exception(_interrupted(error))  # what ends this thread must not end those that wait
+                raise
+            else:
+                self._let_go()
+                self.done.set_result(stamp)
+
+    def give_up(self, why: BaseException) -> None:
+        """Copy nothing more; return when no tensor is read, and nothing is written into the slot any more."""
+        error = why if isinstance(why, Exception) else _interrupted(why)
+        self._now.stop(error)
+        self._later.stop(error)
+        self.finish()
 
     def fence(self) -> float:
         """Return when no tensor is read any more, after helping with what is left; say how many seconds it took."""
         started_s = self._clock.monotonic()
         self._is_fenced = True
-        self._later.work()
         self._later.wait(self._clock)
         self._device.fence()
         self._look_at_devices()  # waits for a comparison that has begun, too
@@ -230,6 +235,24 @@ class Staging:
         for probe in self._copies.probes:
             yield probe, at
             at += probe.nbytes
+
+    def _finished(self, compared: Sequence[Copy]) -> Stamp:
+        self._now.wait(self._clock)  # over already, unless `copy_now` was interrupted
+        self._later.wait(self._clock)
+        self._device.wait()
+        if self._later.error is not None:
+            raise self._later.error
+        self._look_at_devices()
+        self._compare(compared)
+        for probe, at in self._probes():
+            self._changed |= probe.changed(self._samples, at, self._target)
+        self.torn = frozenset((self._leaves[number].item, self._leaves[number].name) for number in self._changed)
+        if self.torn:
+            raise _torn(self._slot.stamp.step, self.torn)
+        return self._slot.seal()
+
+    def _copy_at_once(self, copy: Copy) -> None:
+        copy.run(self._target)
 
     def _copy(self, copy: Copy) -> None:
         gone = [number for number in copy.leaves if self._is_freed(number)]
@@ -252,8 +275,8 @@ class Staging:
         """Look, once, at what accelerators copy: what training asks of them after the fence comes after the copies."""
         with self._looking:
             if self._devices_are_to_be_looked_at:
-                self._devices_are_to_be_looked_at = False
                 self._look_at_leaves([run.leaf for run in self._copies.device_later])
+                self._devices_are_to_be_looked_at = False
 
     def _compare(self, compared: Sequence[Copy]) -> None:
         for copy in compared:
@@ -264,11 +287,16 @@ class Staging:
                     self._changed.update(copy.changed(self._target))
 
     def _let_go(self) -> None:
+        self._now.forget()
         self._later.forget()
         self._copies = NOTHING
         self._tensors = {}
         self._storages = {}
         self._settled.set()
+
+
+def _interrupted(by: BaseException) -> StoreError:
+    return StoreError(f"copying tensors was interrupted by {type(by).__name__}", kind=ErrorKind.SAVE_FAILED)
 
 
 def _torn(step: int, torn: Collection[tuple[str, str]]) -> StoreError:

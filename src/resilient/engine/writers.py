@@ -72,14 +72,16 @@ class Writers:
             ResilientError: neither took the order.
         """
         with self._lock:
-            if not self._link.alive:
-                self._link = self._start()
-                self._link.wait_ready(_START_TIMEOUT_S)
-            if structure.number not in self._defined:
-                self._link.define(structure)
-                self._defined.add(structure.number)
-            by(self._number)
-            self._link.save(order)
+            if self._link.alive:
+                try:
+                    self._give(structure, order, by)
+                except PeerError:
+                    pass  # it has just gone: the next one gets the order
+                else:
+                    return
+            self._link = self._start()
+            self._link.wait_ready(_START_TIMEOUT_S)
+            self._give(structure, order, by)
 
     def abandon(self, step: int, why: str) -> None:
         """Tell the writer that another rank's part of a step will not come; one that is gone need not know."""
@@ -99,6 +101,13 @@ class Writers:
         """Let the writer finish and go; say whether it has."""
         with self._lock:
             return self._link.close(timeout_s)
+
+    def _give(self, structure: Structure, order: Save, by: Callable[[int], object]) -> None:
+        by(self._number)
+        if structure.number not in self._defined:
+            self._link.define(structure)
+            self._defined.add(structure.number)
+        self._link.save(order)
 
     def _start(self) -> WriterLink:
         self._defined.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
-import select
 import signal
 import socket
 import threading
@@ -27,7 +26,6 @@ DEAF: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sig
 
 _NICE: Final = 10
 _GC_THRESHOLD: Final = 1_000_000
-_LOOK_S: Final = 1.0
 _SEND_TIMEOUT_S: Final = 30.0
 _END_S: Final = 4.0
 
@@ -46,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     _step_back()
     trainer, (connection, *slots) = int(arguments[4]), map(int, arguments[6].split(","))
     wire = Wire(socket.socket(fileno=connection), send_timeout_s=_SEND_TIMEOUT_S)
-    opened = wire.receive(ORDERS)
+    opened = wire.receive(ORDERS, lambda: os.getppid() != trainer)
     if not isinstance(opened, Open):
         return 0  # the trainer was gone before it had said anything
     return _Life(wire, opened, [Slot(file) for file in slots]).live(trainer)
@@ -85,26 +83,19 @@ class _Life:
 
     def _work(self) -> None:
         try:
-            self._serving.run(lambda: True)
+            self._serving.run()
         finally:
             self._wire.hang_up()  # or the trainer would go on ordering from nobody
 
     def _listen(self, trainer: int) -> bool:
         """Take orders; say whether the last one was to close. A trainer that is gone orders no more."""
-        poll = select.poll()
-        poll.register(self._wire, select.POLLIN)
-        while True:
-            if poll.poll(_LOOK_S * 1000):
-                order = self._wire.receive(ORDERS)
-                if order is None:
-                    return False
-                if isinstance(order, Save):
-                    self._promise(order)
-                self._serving.take(order)
-                if isinstance(order, Close):
-                    return True
-            elif os.getppid() != trainer:
-                return False  # processes that it had forked, such as data loaders, may keep its end of the socket open
+        while (order := self._wire.receive(ORDERS, lambda: os.getppid() != trainer)) is not None:
+            if isinstance(order, Save):
+                self._promise(order)
+            self._serving.take(order)
+            if isinstance(order, Close):
+                return True
+        return False
 
     def _promise(self, order: Save) -> None:
         if self._presence is not None:

@@ -14,6 +14,7 @@ from typing import Final
 
 from resilient.config import environment_with
 from resilient.errors import ErrorKind, PeerError
+from resilient.writer.link import tell
 from resilient.writer.messages import Abandon, Answer, Close, Died, Open, Order, Ready, Save, Structure
 from resilient.writer.outliving import DEAF
 from resilient.writer.slot import Slot
@@ -111,7 +112,7 @@ class ProcessWriter:
             )
 
     def _order(self, order: Order) -> None:
-        if not self.alive:
+        if self._death is not None or not self.alive:
             raise self._gone()
         try:
             self._wire.send(order)
@@ -124,18 +125,18 @@ class ProcessWriter:
         return PeerError(what, kind=ErrorKind.PEER_FAILED)
 
     def _listen(self) -> None:
-        while (answer := self._wire.receive(ANSWERS)) is not None:
+        while (answer := self._wire.receive(ANSWERS, lambda: self._process.poll() is not None)) is not None:
             if isinstance(answer, Ready):
                 self._ready.set()
-            self._heard(answer)
+            tell(self._heard, answer)
         status = self._reap()
         if status != 0 or not self._closing:
             self._death = f"the writer process of rank {self._rank} ({self.pid}) {self._end(status)}"
-        self._release()
-        self._over.set()
         self._ready.set()
         if self._death is not None:
-            self._heard(Died(why=self._death))
+            tell(self._heard, Died(why=self._death))
+        self._release()
+        self._over.set()
 
     def _reap(self) -> int | None:
         try:

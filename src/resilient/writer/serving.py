@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from typing import Final
+from queue import SimpleQueue
 
 from resilient.writer.messages import Abandon, Answer, Close, Order, Save, Structure, Taken
 from resilient.writer.worker import Worker
-
-_LOOK_S: Final = 1.0
 
 
 class Serving:
@@ -31,16 +28,10 @@ class Serving:
             case Structure() | Close():
                 self._orders.put(order)
 
-    def run(self, wanted: Callable[[], bool]) -> None:
-        """Carry out orders until `Close` is the next, or there is none and ``wanted`` says that none will come."""
+    def run(self) -> None:
+        """Carry out orders until `Close` is the next."""
         while True:
-            try:
-                order = self._orders.get(timeout=_LOOK_S)
-            except Empty:
-                if wanted():
-                    continue
-                return
-            match order:
+            match order := self._orders.get():
                 case Structure():
                     self._worker.define(order)
                 case Save():

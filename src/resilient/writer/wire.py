@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 import msgspec
@@ -16,6 +18,7 @@ M = TypeVar("M")
 ORDERS: Final = msgspec.msgpack.Decoder(Order)
 ANSWERS: Final = msgspec.msgpack.Decoder(Answer)
 
+_LOOK_S: Final = 1.0
 _LENGTH: Final = struct.Struct("<Q")
 _encoder: Final = msgspec.msgpack.Encoder()
 
@@ -26,6 +29,8 @@ class Wire:
     def __init__(self, connection: socket.socket, *, send_timeout_s: float) -> None:
         self._connection = connection
         self._sending = threading.Lock()
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
         whole = int(send_timeout_s)
         # Not settimeout(): that would make the receiving side, which waits for as long as it takes, non-blocking too.
         limit = struct.pack("@ll", whole, int((send_timeout_s - whole) * 1e6))
@@ -43,10 +48,14 @@ class Wire:
         with self._sending:
             self._connection.sendall(_LENGTH.pack(len(content)) + content)
 
-    def receive(self, decoder: msgspec.msgpack.Decoder[M]) -> M | None:
-        """Return the next message; None if the other side has ended, be it in the middle of one."""
-        header = self._read(_LENGTH.size)
-        content = None if header is None else self._read(_LENGTH.unpack(header)[0])
+    def receive(self, decoder: msgspec.msgpack.Decoder[M], ended: Callable[[], bool]) -> M | None:
+        """Return the next message; None if the other side has ended, be it in the middle of one.
+
+        ``ended`` is asked while nothing comes: processes that the trainer has forked, such as data loaders, may have
+        inherited either end of the socket, and keep it open.
+        """
+        header = self._read(_LENGTH.size, ended)
+        content = None if header is None else self._read(_LENGTH.unpack(header)[0], ended)
         return None if content is None else decoder.decode(content)
 
     def hang_up(self) -> None:
@@ -60,10 +69,14 @@ class Wire:
         with self._sending:  # not while another thread writes: its number may be somebody else's file a moment later
             self._connection.close()
 
-    def _read(self, nbytes: int) -> bytearray | None:
+    def _read(self, nbytes: int, ended: Callable[[], bool]) -> bytearray | None:
         content = bytearray(nbytes)
         rest = memoryview(content)
         while rest:
+            if not self._poll.poll(_LOOK_S * 1000):
+                if ended() and not self._poll.poll(0):  # its last words may just have come
+                    return None
+                continue
             try:
                 count = self._connection.recv_into(rest)
             except ConnectionResetError:

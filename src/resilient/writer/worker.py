@@ -89,7 +89,7 @@ class Worker:
         else:
             self._persister.committed(attempt)
             self._say(Committed(step=commit.step, nbytes=commit.nbytes))
-            self._prune()
+            self._prune()  # raises nothing: the save is over
         finally:
             self._committer.forget(order.step)
 
@@ -120,10 +120,11 @@ class Worker:
             return
         try:
             void = find_void(self._store, commit)
-        except StoreError as error:  # the store has tried for long already
-            self._say(
-                Noticed(message=f"{commit.attempt} is committed; whether it counts could not be checked: {error}")
-            )
+        except Exception as error:
+            if isinstance(error, ResilientError) and not isinstance(error, StoreError):
+                raise  # what was found, and not that nothing could be
+            what = f"{commit.attempt} is committed; whether it counts could not be checked"
+            self._say(Noticed(message=f"{what}: {_told(error)}"))
             return
         if void is not None:
             raise void
@@ -139,8 +140,8 @@ class Worker:
             line = read_line(self._store)
             kept = self._opened.keep.kept([commit.step for commit in line.commits])
             done = prune(self._store, line, kept, clock=self._clock)
-        except ResilientError as error:
-            self._say(Noticed(message=f"old checkpoints could not be pruned: {error}"))
+        except Exception as error:  # noqa: BLE001 -- boundary: the store may be the user's own, and raise anything
+            self._say(Noticed(message=f"old checkpoints could not be pruned: {_told(error)}"))
             return
         if done.steps:
             self._say(Pruned(steps=done.steps))
@@ -149,7 +150,11 @@ class Worker:
 def _fault(error: Exception) -> Fault:
     if isinstance(error, ResilientError):
         return Fault.of(error)
-    return Fault(name="ResilientError", message=f"{type(error).__name__}: {error}", kind=ErrorKind.SAVE_FAILED)
+    return Fault(name="ResilientError", message=_told(error), kind=ErrorKind.SAVE_FAILED)
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, ResilientError) else f"{type(error).__name__}: {error}"
 
 
 def _cpu_s() -> float:
