@@ -11,7 +11,8 @@ from resilient.catalog.generations import claim_generation, write_base
 from resilient.catalog.run_info import open_run
 from resilient.clock import SYSTEM_CLOCK
 from resilient.engine.peers import Peers
-from resilient.engine.saver import Saver, SaveSettings
+from resilient.engine.save_settings import SaveSettings
+from resilient.engine.saver import Saver
 from resilient.events import Bus, Event
 from resilient.format.documents import Claim, Commit
 from resilient.store.base import Store

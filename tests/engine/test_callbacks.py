@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from resilient.engine.saver import SaveSettings
+from resilient.engine.save_settings import SaveSettings
 from resilient.errors import ErrorKind, StoreError
 from resilient.format.digest import BytesLike
 from resilient.state.capture import capture

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 import resilient
 from resilient.catalog.line import read_line
 from resilient.clock import SYSTEM_CLOCK
-from resilient.engine.saver import SaveSettings
+from resilient.engine.save_settings import SaveSettings
 from resilient.errors import ErrorKind, PeerError, StoreError
 from resilient.format.digest import BytesLike
 from resilient.state.capture import capture

@@ -15,7 +15,7 @@ from resilient.engine import placement
 from resilient.engine.handle import SaveHandle
 from resilient.engine.peers import Peers
 from resilient.engine.restore import load_into
-from resilient.engine.saver import SaveSettings
+from resilient.engine.save_settings import SaveSettings
 from resilient.errors import ConflictError, ErrorKind, PeerError, StoreError
 from resilient.events import Bus, SaveCommitted, SaveFailed
 from resilient.format.digest import BytesLike

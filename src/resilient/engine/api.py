@@ -17,12 +17,13 @@ from resilient.catalog.launch import check_no_other_launch
 from resilient.catalog.line import read_line
 from resilient.catalog.run_info import open_run
 from resilient.clock import SYSTEM_CLOCK
-from resilient.config import read_process
+from resilient.config import read_process, read_settings
 from resilient.engine.checkpoint import Checkpoint
 from resilient.engine.handle import SaveHandle
 from resilient.engine.peers import Peers
 from resilient.engine.restore import load_into
-from resilient.engine.saver import Saver, SaveSettings
+from resilient.engine.save_settings import SaveSettings, save_settings
+from resilient.engine.saver import Saver
 from resilient.errors import ConflictError, ErrorKind, NotFoundError, UsageError
 from resilient.events import Bus
 from resilient.format.documents import Claim, Commit, decode_document, encode_document
@@ -258,6 +259,6 @@ def _start(store: Retrying, peers: Peers) -> _Session:
     shared = peers.share(peers.numbered("claim"), claim, _PEER_TIMEOUT_S)
     document, run_id, newest = msgspec.msgpack.decode(shared, type=tuple[bytes, str, int | None])
     claimed: Claim = decode_document(Claim, document, "the claim")
-    how = SaveSettings(local_ranks=read_process().local_world_size)
+    how = save_settings(read_settings(), None, read_process().local_world_size)
     saver = Saver(store, claimed, peers, how, run_id=run_id, bus=Bus())
     return _Session(store=store, peers=peers, saver=saver, newest=newest)

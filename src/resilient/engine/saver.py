@@ -16,13 +16,13 @@ from resilient.engine.arena import Arena
 from resilient.engine.handle import SaveHandle
 from resilient.engine.host_memory import available_nbytes
 from resilient.engine.peers import Peers
+from resilient.engine.save_settings import SaveSettings
 from resilient.engine.stage import Stager, Staging, copying_threads
 from resilient.engine.structures import Planned, Structures
 from resilient.engine.writers import Writers
 from resilient.errors import ConflictError, ErrorKind, PeerError, ResilientError, StoreError, UsageError
 from resilient.events import Bus, Notice, Pruned, SaveCommitted, SaveFailed, SavePersisted, SaveStaged, SaveStarted
 from resilient.format.documents import Claim, Value
-from resilient.policy.keep import Keep
 from resilient.state.leaves import Captured
 from resilient.store.base import Store
 from resilient.writer import messages
@@ -31,27 +31,6 @@ from resilient.writer.slot import Slot
 _WATCH_S: Final = 0.1
 _GRACE_S: Final = 30.0
 """How much longer than a save may take the writer may be silent, before it counts as hanging."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveSettings:
-    """How saves are made.
-
-    ``chunk_nbytes``: the largest piece with a digest of its own. ``commit_timeout_s``: from the boundary to the commit.
-    ``agree_timeout_s``: for the ranks to find out that they hold the same tensors, when those are new. ``keep``: what
-    retention leaves; None deletes nothing. ``compress`` and ``max_bandwidth`` (bytes per second): of the uploads.
-    ``staging_slots``: how many states the arena holds, 1 or 2; None: 2 if there is memory for them. ``local_ranks``:
-    how many ranks share this host's memory and processors.
-    """
-
-    chunk_nbytes: int = 4 << 20
-    commit_timeout_s: float = 600.0
-    agree_timeout_s: float = 30.0
-    keep: Keep | None = None
-    compress: str = "auto"
-    max_bandwidth: float | None = None
-    staging_slots: int | None = None
-    local_ranks: int = 1
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -110,6 +89,19 @@ class Saver:
             notice=self._notice,
             available=partial(available_nbytes, settings.local_ranks),
         )
+        self._stager = Stager(threads=copying_threads(settings.local_ranks), clock=clock)
+        self._tried: set[int] = set()
+        self._in_flight: dict[int, _Saving] = {}
+        self._silence = self._patience()
+        self._abandoned: set[int] = set()
+        self._changed = threading.Condition()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._follow, name="resilient-saver", daemon=True)
+        self.newest_committed: int | None = None
+        self.failures = 0
+        self.last_error: BaseException | None = None
+        self.stall_s = 0.0
+        self.persist_s = 0.0
         opened = messages.Open(
             url=store.url,
             options={},  # what the store was opened with is for `Writers` to find out
@@ -124,20 +116,7 @@ class Saver:
             max_bandwidth=settings.max_bandwidth,
         )
         self._writers = Writers(store, opened, self._arena.slots, self._heard, notice=self._notice, clock=clock)
-        self._stager = Stager(threads=copying_threads(settings.local_ranks), clock=clock)
-        self._tried: set[int] = set()
-        self._in_flight: dict[int, _Saving] = {}
-        self._silence = self._patience()
-        self._abandoned: set[int] = set()
-        self._changed = threading.Condition()
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._follow, name="resilient-saver", daemon=True)
         self._thread.start()
-        self.newest_committed: int | None = None
-        self.failures = 0
-        self.last_error: BaseException | None = None
-        self.stall_s = 0.0
-        self.persist_s = 0.0
 
     @property
     def busy(self) -> bool:
@@ -397,15 +376,17 @@ class Saver:
         self._forget(saving)
 
     def _died(self, writer: int, why: str) -> None:
-        for saving in list(self._in_flight.values()):
-            if saving.writer == writer:  # what it was not given goes to the next one
-                error = PeerError(
-                    f"step {saving.step} is not saved: {why}",
-                    kind=ErrorKind.PEER_FAILED,
-                    hint="the next save goes to a new writer",
-                    rank=self._rank,
-                )
-                self._over(saving, error, persisted=saving.handle.persisted.done())
+        had = [saving for saving in self._in_flight.values() if saving.writer == writer]
+        if not had:
+            self._notice(f"{why}; it had nothing in hand, and the next save goes to a new one")
+        for saving in had:  # what it was not given goes to the next one
+            error = PeerError(
+                f"step {saving.step} is not saved: {why}",
+                kind=ErrorKind.PEER_FAILED,
+                hint="the next save goes to a new writer",
+                rank=self._rank,
+            )
+            self._over(saving, error, persisted=saving.handle.persisted.done())
 
     # --- the end of a save --------------------------------------------------------------------------------------------
 

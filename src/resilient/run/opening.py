@@ -18,15 +18,13 @@ from resilient.catalog.launch import Heartbeat, check_no_other_launch
 from resilient.catalog.process import host, started
 from resilient.catalog.run_info import open_run
 from resilient.clock import Clock
-from resilient.config import Process, Settings, parse_bandwidth
+from resilient.config import Process, Settings
 from resilient.engine.leftovers import await_leftovers
 from resilient.engine.meeting import meet
 from resilient.engine.peers import Peers, TorchValues
-from resilient.engine.saver import SaveSettings
 from resilient.events import Bus
 from resilient.format.digest import digest
 from resilient.format.documents import Claim, decode_document, encode_document
-from resilient.policy.keep import Keep
 from resilient.store.base import Store
 from resilient.store.probe import probe
 
@@ -116,19 +114,6 @@ def opened(store: Store, process: Process, settings: Settings, *, bus: Bus, cloc
     finally:
         if heartbeat is not None:
             heartbeat.close()
-
-
-def save_settings(settings: Settings, keep: Keep, local_ranks: int) -> SaveSettings:
-    """Return how a run saves."""
-    return SaveSettings(
-        chunk_nbytes=settings.chunk_nbytes,
-        commit_timeout_s=settings.commit_timeout_s,
-        keep=keep,
-        compress=settings.compress,
-        max_bandwidth=None if settings.max_bandwidth is None else parse_bandwidth(settings.max_bandwidth),
-        staging_slots=None if settings.staging_slots == "auto" else int(settings.staging_slots),
-        local_ranks=local_ranks,
-    )
 
 
 def _launch_id(process: Process) -> str:

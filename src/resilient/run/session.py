@@ -15,6 +15,7 @@ from resilient.config import Settings
 from resilient.engine.handle import SaveHandle, committed_handle
 from resilient.engine.replicas import check_replicas
 from resilient.engine.restore import RestoredFrom, restore
+from resilient.engine.save_settings import save_settings
 from resilient.engine.saver import Saver
 from resilient.errors import ErrorKind, PeerError, ResilientError, StoreError
 from resilient.policy.interval import SaveContext, SaveWhen, mean_time_between_failures
@@ -22,7 +23,7 @@ from resilient.policy.keep import Keep
 from resilient.run.boundary import BoundaryWatch
 from resilient.run.boundary_state import BoundaryState
 from resilient.run.misuse import misused, no_boundary
-from resilient.run.opening import Opened, save_settings
+from resilient.run.opening import Opened
 from resilient.run.overlap import Overlap
 from resilient.run.passes import position_of, samplers_of, start_pass
 from resilient.run.restored import Restored
@@ -437,7 +438,7 @@ class Run:
             self._save(_END, overlaps=False)
         self._saver.drain(self._settings.commit_timeout_s)
         self._take_leave()
-        counts = ", ".join(f"{count} saves {what}" for what, count in self._tally.items() if count)
+        counts = ", ".join(f"{n} save{'s' * (n > 1)} {what}" for what, n in self._tally.items() if n)
         self._notice(
             f"done: {self._steps_here} steps, now at step {self._step}; {self._newest()}{counts and f' ({counts})'}"
         )
