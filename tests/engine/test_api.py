@@ -109,3 +109,22 @@ def test_a_save_cannot_be_called_back(tmp_path: Path) -> None:
     handle = resilient.save(tmp_path / "run", 1, {"s": {"w": torch.zeros(4)}})
     assert not handle.committed.cancel()
     handle.wait(60)
+
+
+def test_a_wrong_setting_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESILIENT_COMPRESS", "zip")
+    with pytest.raises(UsageError, match="RESILIENT_COMPRESS"):
+        resilient.save(tmp_path / "run", 1, {"s": {"w": torch.zeros(4)}})
+    assert not (tmp_path / "run").exists()
+
+
+def test_steps_that_do_not_count_any_more_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    items = {"s": {"w": torch.zeros(4)}}
+    for step in (1, 2, 3):
+        resilient.save(tmp_path / "run", step, items).wait(60)
+    resilient.load(tmp_path / "run", items, step=2)
+    with caplog.at_level("INFO", "resilient"):
+        resilient.save(tmp_path / "run", 9, items).wait(60)
+    assert "continues from step 2" in caplog.text
+    assert "steps up to 3" in caplog.text
+    assert [each.step for each in resilient.checkpoints(tmp_path / "run")] == [9, 2, 1]

@@ -25,8 +25,9 @@ from resilient.engine.restore import load_into
 from resilient.engine.save_settings import SaveSettings, save_settings
 from resilient.engine.saver import Saver
 from resilient.errors import ConflictError, ErrorKind, NotFoundError, UsageError
-from resilient.events import Bus
+from resilient.events import Bus, Notice, SaveFailed
 from resilient.format.documents import Claim, Commit, decode_document, encode_document
+from resilient.observe.logs import show_logs
 from resilient.state.capturer import Capturer
 from resilient.state.leaves import Captured
 from resilient.store.base import Store
@@ -241,7 +242,10 @@ def _choose(store: Store, step: int | Literal["latest"]) -> Commit:
 
 def _start(store: Retrying, peers: Peers) -> _Session:
     """Claim a generation on rank 0, say where it continues from, and tell the others."""
+    how = save_settings(read_settings(), None, read_process().local_world_size)  # refused before anything is written
     probe(store)
+    bus = Bus()
+    show_logs(bus, only=(SaveFailed, Notice))  # of what goes well, the handle tells
 
     def claim() -> bytes:
         launch = uuid.uuid4().hex
@@ -254,11 +258,13 @@ def _start(store: Retrying, peers: Peers) -> _Session:
         mine = claim_generation(store, world_size=peers.world_size, launch=launch, heartbeat=False)
         write_base(store, mine, continues)
         newest = None if continues is None else continues.step
+        if newest is not None and newest < commits[0].step:
+            what = f"steps up to {commits[0].step} were saved after it, and do not count from now on"
+            bus.emit(Notice(message=f"{store.url} continues from step {newest}, which was loaded: {what}"))
         return msgspec.msgpack.encode((encode_document(mine), run_id, newest))
 
     shared = peers.share(peers.numbered("claim"), claim, _PEER_TIMEOUT_S)
     document, run_id, newest = msgspec.msgpack.decode(shared, type=tuple[bytes, str, int | None])
     claimed: Claim = decode_document(Claim, document, "the claim")
-    how = save_settings(read_settings(), None, read_process().local_world_size)
-    saver = Saver(store, claimed, peers, how, run_id=run_id, bus=Bus())
+    saver = Saver(store, claimed, peers, how, run_id=run_id, bus=bus)
     return _Session(store=store, peers=peers, saver=saver, newest=newest)

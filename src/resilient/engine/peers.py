@@ -9,10 +9,10 @@ from typing import Final, TypeVar
 import msgspec
 import torch.distributed as dist
 
-from resilient import errors
 from resilient.clock import SYSTEM_CLOCK, Clock, Deadline
 from resilient.engine.meeting import KeyValues, meet
-from resilient.errors import ErrorKind, PeerError, ResilientError, StoreError
+from resilient.errors import ErrorKind, PeerError, ResilientError
+from resilient.writer.messages import Fault
 
 _T = TypeVar("_T")
 
@@ -169,14 +169,12 @@ class TorchValues:
 
 class _Answer(msgspec.Struct, array_like=True):
     value: bytes = b""
-    error: tuple[str, str, str, str | None, int | None, bool] | None = None
+    error: Fault | None = None
 
 
 def pack_error(error: ResilientError) -> bytes:
     """Return an error as bytes; `unpack` raises it again on another rank."""
-    retryable = isinstance(error, StoreError) and error.retryable
-    packed = (type(error).__name__, str(error), str(error.kind), error.hint, error.rank, retryable)
-    return msgspec.msgpack.encode(_Answer(error=packed))
+    return msgspec.msgpack.encode(_Answer(error=Fault.of(error)))
 
 
 def pack(value: bytes) -> bytes:
@@ -187,13 +185,9 @@ def pack(value: bytes) -> bytes:
 def unpack(answer: bytes) -> bytes:
     """Return what was given to `pack`, or raise what was given to `pack_error`."""
     opened = msgspec.msgpack.decode(answer, type=_Answer)
-    if opened.error is None:
-        return opened.value
-    name, message, kind, hint, rank, retryable = opened.error
-    cls = getattr(errors, name, PeerError) if name in errors.__all__ else PeerError
-    if cls is StoreError:
-        raise StoreError(message, kind=ErrorKind(kind), hint=hint, rank=rank, retryable=retryable)
-    raise cls(message, kind=ErrorKind(kind), hint=hint, rank=rank)
+    if opened.error is not None:
+        raise opened.error.error()
+    return opened.value
 
 
 def _no_answer(topic: str, ranks: Iterable[int], timeout_s: float) -> PeerError:

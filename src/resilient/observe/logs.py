@@ -11,9 +11,13 @@ LOGGER: Final = logging.getLogger("resilient")
 LOGGER.addHandler(logging.NullHandler())
 
 
-def show_logs(bus: events.Bus) -> None:
-    """Write the events of ``bus`` to the logger ``resilient``; where no logging is configured, to standard error."""
-    bus.subscribe(Lines())
+def show_logs(bus: events.Bus, *, only: tuple[type[events.Event], ...] = (events.Event,)) -> None:
+    """Write the events of ``bus`` to the logger ``resilient``; where no logging is configured, to standard error.
+
+    ``only``: the kinds of events that are written.
+    """
+    lines = Lines()
+    bus.subscribe(lambda event: lines(event) if isinstance(event, only) else None)
     if not any(isinstance(handler, _Fallback) for handler in LOGGER.handlers):
         LOGGER.addHandler(_Fallback())
         if LOGGER.level == logging.NOTSET:

@@ -19,12 +19,13 @@ from typing import Final
 from obstore.exceptions import AlreadyExistsError, BaseError
 
 from resilient.clock import SYSTEM_CLOCK, Clock
-from resilient.errors import CorruptError, ErrorKind, NotFoundError, StoreError
+from resilient.errors import CorruptError, ErrorKind, StoreError
 from resilient.format.digest import BytesLike
 from resilient.store.base import Capabilities
 from resilient.store.keys import checked_key, checked_prefix
 from resilient.store.obstore_clients import Clients
 from resilient.store.obstore_replies import reply
+from resilient.store.recognizing import is_ours
 from resilient.store.remote_faults import faults
 from resilient.store.retrying import TIMEOUT_S, retry
 from resilient.store.throttled import UNBOUNDED, Bandwidth
@@ -90,11 +91,7 @@ class ObjectStore:
                 pass
             else:
                 return True
-        try:
-            return self.get(key) == data  # the object may be ours: the answer to an earlier try may have been lost
-        except NotFoundError as error:
-            message = f"create of {key!r} in {self.url}: an object was there a moment ago and is not now"
-            raise StoreError(message, kind=ErrorKind.IO, retryable=True) from error
+        return is_ours(self, key, data)
 
     def get(self, key: str) -> bytes:
         path = checked_key(key)

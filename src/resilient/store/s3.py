@@ -24,6 +24,7 @@ from resilient.store.base import Capabilities
 from resilient.store.keys import checked_key, checked_prefix
 from resilient.store.per_process import PerProcess
 from resilient.store.pieces import pieces, total
+from resilient.store.recognizing import is_ours
 from resilient.store.remote_faults import faults, server_code
 from resilient.store.retrying import TIMEOUT_S, retry
 from resilient.store.throttled import UNBOUNDED, Bandwidth
@@ -100,11 +101,7 @@ class S3Store:
                 raise
         else:
             return True
-        try:
-            return self.get(key) == data  # the object may be ours: the answer to an earlier try may have been lost
-        except NotFoundError as error:
-            message = f"create of {key!r} in {self.url}: an object was there a moment ago and is not now"
-            raise StoreError(message, kind=ErrorKind.IO, retryable=True) from error
+        return is_ours(self, key, data)
 
     def get(self, key: str) -> bytes:
         start, size = self._fetch("get", key, 0, REQUEST_BYTES)
