@@ -89,6 +89,7 @@ signal.pause()
         assert shown() == [(10, "persisting")], "looking takes nothing away"
         os.kill(writer.pid, signal.SIGKILL)
     assert len(list(folder.iterdir())) == 1
+    (folder / "of-another-run").touch()
     assert shown() == []
     assert list(folder.iterdir()) == []
 

@@ -94,13 +94,32 @@ class Presence:
 
 
 def in_flight(run_id: str, *, clock: Clock = SYSTEM_CLOCK) -> tuple[InFlight, ...]:
-    """Return the saves of a run that writers on this machine are finishing now; removes what dead ones left."""
+    """Return the saves of a run that writers on this machine are finishing now; removes what dead ones left.
+
+    Of every run: one that is never started again would else leave its files for ever.
+    """
     try:
         folder = _folder(make=False)
-        names = [entry.name for entry in os.scandir(folder) if entry.name.startswith(_prefix(run_id))]
+        names = [entry.name for entry in os.scandir(folder) if not entry.name.startswith(_TEMPORARY)]
     except OSError:
         return ()  # no writer of this user has been here
-    return tuple(each for name in names for each in _read(folder / name, clock))
+    alive = [name for name in names if not _removed_if_dead(folder / name)]
+    return tuple(each for name in alive if name.startswith(_prefix(run_id)) for each in _read(folder / name, clock))
+
+
+def _removed_if_dead(path: Path) -> bool:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return True  # its writer was quicker
+    try:
+        is_free = _is_free(file)
+        if is_free:
+            with suppress(OSError):
+                path.unlink()
+        return is_free
+    finally:
+        os.close(file)
 
 
 def _read(path: Path, clock: Clock) -> Iterator[InFlight]:
@@ -110,10 +129,6 @@ def _read(path: Path, clock: Clock) -> Iterator[InFlight]:
         return  # its writer was quicker
     try:
         for _ in range(_TRIES):
-            if _is_free(file):
-                with suppress(OSError):
-                    path.unlink()
-                return
             try:
                 members = unseal_json(os.pread(file, os.fstat(file).st_size, 0), str(path))
             except CorruptError:
