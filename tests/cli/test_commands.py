@@ -227,6 +227,8 @@ def test_nothing_there_exits_10_and_names_what_is_near(run: Path, tmp_path: Path
 
 @pytest.mark.field_report("BR-220")
 def test_a_wrong_directory_names_the_run_in_it_or_above_it(run: Path, tmp_path: Path) -> None:
+    neighbour = tmp_path.with_name(f"{tmp_path.name}-too")  # a run whose name is like the one given, and further away
+    new_generation(LocalStore(neighbour))
     above = call("ls", tmp_path, code=2)
     assert f"did you mean {run}?" in above.stderr
     below = call("ls", run / "steps", code=2)

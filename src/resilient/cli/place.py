@@ -99,7 +99,7 @@ def open_place(argument: str, *, even_damaged: bool = False) -> Place:
 
 
 def _runs_near(url: str, store: Store) -> list[str]:
-    """Return runs below, above and beside a place, at most three."""
+    """Return runs below a place; if there are none, the one above it; else those beside it; at most three."""
     trimmed = url.rstrip("/")
     parent, slash, name = trimmed.rpartition("/")
     searches: list[Callable[[], Iterator[str]]] = [lambda: _children(trimmed, store)]
@@ -107,13 +107,14 @@ def _runs_near(url: str, store: Store) -> list[str]:
         searches.append(lambda: _itself(parent))
     if not parent.endswith(("/", ":")):
         searches.append(lambda: _siblings(parent if slash else ".", name))
-    found: list[str] = []
     for search in searches:
         try:
-            found.extend(islice(search(), 3 - len(found)))
+            found = list(islice(search(), 3))
         except ResilientError:
             continue  # advice is not worth another error
-    return found
+        if found:
+            return found  # of further runs none is as near
+    return []
 
 
 def _children(url: str, store: Store) -> Iterator[str]:

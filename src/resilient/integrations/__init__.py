@@ -1,0 +1,1 @@
+"""Other libraries' interfaces, served by this one."""
