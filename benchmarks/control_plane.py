@@ -241,7 +241,7 @@ def plan(store: DistantStore, commit: Commit, begin: npt.NDArray[np.int64], end:
     numbers = {(each.item, each.name): number for number, each in enumerate(manifest.tensors) if each.rank is None}
     wanted = [numbers["model", f"layers.{number}.weight"] for number in range(len(begin))]
     boxes = [Box(tuple(a), tuple(b)) for a, b in zip(begin.tolist(), (end - begin).tolist(), strict=True)]
-    return manifest.overlapping(wanted, boxes)
+    return manifest.overlapping(Boxes.of(wanted, boxes))
 
 
 def _unrelated(shapes: npt.NDArray[np.int64], world_size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

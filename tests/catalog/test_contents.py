@@ -17,6 +17,7 @@ from resilient.catalog.contents import PartialManifest, open_manifest, read_mani
 from resilient.errors import CorruptError
 from resilient.format import manifests
 from resilient.format.box import Box
+from resilient.format.chunks import Boxes
 from resilient.format.documents import Commit
 from resilient.store.memory import MemoryStore
 from tests.catalog.runs import ReceiptMaker, attempt_of, commit_of, new_generation
@@ -85,8 +86,9 @@ def test_a_part_holds_what_the_whole_holds_of_it(seed: int) -> None:
             size = tuple(rng.randint(0, extent - start) for start, extent in zip(offset, tensor.shape, strict=True))
             tensors.append(number)
             boxes.append(Box(offset, size))
-    found = part.overlapping(tensors, boxes)
-    assert sorted(found, key=repr) == sorted(whole.overlapping(tensors, boxes), key=repr), f"seed {seed}"
+    wanted = Boxes.of(tensors, boxes)
+    found = part.overlapping(wanted)
+    assert sorted(found, key=repr) == sorted(whole.overlapping(wanted), key=repr), f"seed {seed}"
 
 
 @pytest.mark.usefixtures("paged")
@@ -96,7 +98,7 @@ def test_a_rank_that_wants_its_row_reads_the_index_and_little_else() -> None:
     assert commit.index_nbytes is not None
     part = open_manifest(store, commit)
     assert store.nbytes == commit.index_nbytes
-    found = part.overlapping(range(20), [Box((41, 0), (1, 2))] * 20)
+    found = part.overlapping(Boxes.of(range(20), [Box((41, 0), (1, 2))] * 20))
     assert sorted((chunk.tensor, chunk.offset) for chunk in found) == [(number, (41, 0)) for number in range(20)]
     assert store.nbytes - commit.index_nbytes < 0.15 * (commit.manifest_nbytes - commit.index_nbytes)
 
@@ -115,14 +117,14 @@ def test_every_changed_byte_of_the_parts_that_are_read_is_noticed_and_the_others
     assert commit.index_nbytes is not None
     key = commit.attempt.manifest(commit.manifest)
     content = store.get(key)
-    wanted = [Box((5, 0), (1, 2))] * 3
-    expected = list(read_manifest(store, commit).overlapping(range(3), wanted))
+    wanted = Boxes.of(range(3), [Box((5, 0), (1, 2))] * 3)
+    expected = list(read_manifest(store, commit).overlapping(wanted))
     refused = 0
     for at in range(0, len(content), 3):
         store.put(key, [content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]])
         found = None
         with suppress(CorruptError):
-            found = list(open_manifest(store, commit).overlapping(range(3), wanted))
+            found = list(open_manifest(store, commit).overlapping(wanted))
         assert found in (None, expected), at
         assert found is None or at < len(content) - commit.index_nbytes, at
         refused += found is None
@@ -154,4 +156,4 @@ def test_a_page_that_vanishes_after_the_index_was_read_is_named() -> None:
     key = commit.attempt.manifest(commit.manifest)
     store.delete(key)
     with pytest.raises(CorruptError, match=key):
-        part.overlapping([0], [Box((0, 0), (4, 2))])
+        part.overlapping(Boxes.of([0], [Box((0, 0), (4, 2))]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient.errors import ConflictError
+from resilient.catalog import merge as merging
+from resilient.errors import ConflictError, CorruptError
 from resilient.format.box import Box
 from resilient.format.chunks import Boxes, Chunk, Chunks
 from resilient.format.documents import Manifest, Receipt
 from resilient.format.layout import Attempt
+from resilient.format.receipts import pack_receipt, seal_receipt
 from resilient.format.tiling import unseparated
 from tests.catalog import merge_by_rows
 from tests.catalog.runs import ReceiptMaker, merge
@@ -128,10 +131,27 @@ def test_it_says_what_the_merge_by_rows_says(breaking: bool, seed: int) -> None:
     receipts = maker.receipts()
     if breaking:
         receipts = maker.broken(receipts)
-    wanted, found = _outcome(merge_by_rows.merge, receipts), _outcome(merge, receipts)
+    wanted = _outcome(merge_by_rows.merge, receipts)
+    # Borders that only large jobs reach: batches of receipts and of tensors, and numbers of tensors of many digits.
+    with patch.multiple(merging, _TABLES_AT_ONCE=2, _BATCH_ROWS=3, _RADIX_BITS=1 + seed % 16):
+        found = _outcome(merge, receipts)
     assert _said(found) == _said(wanted), f"seed {seed}"
     if not breaking:
         assert isinstance(found, Manifest), f"seed {seed}: {found}"
+
+
+@pytest.mark.parametrize("field", ["boxes", "places", "digests"])
+def test_of_receipts_that_are_unpacked_together_the_one_that_does_not_decode_is_named(field: str) -> None:
+    merged = merging.Merge(ATTEMPT, 3)
+    for rank in range(3):
+        maker = ReceiptMaker(ATTEMPT, rank, 3)
+        maker.tensor("t", np.arange(6), Box((2 * rank,), (2,)))
+        packed = pack_receipt(maker.receipt())
+        if rank == 1:
+            packed = msgspec.structs.replace(packed, chunks=msgspec.structs.replace(packed.chunks, **{field: b"?"}))
+        merged.add(seal_receipt(packed), f"the receipt of rank {rank}")
+    with pytest.raises(CorruptError, match="the receipt of rank 1"):
+        merged.manifest()
 
 
 @settings(max_examples=200, deadline=None)

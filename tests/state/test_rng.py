@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,3 +124,51 @@ def test_a_snapshot_at_every_boundary_is_cheap() -> None:
         rng.snapshot()
         durations_s.append(time.thread_time() - before_s)
     assert min(durations_s) < 100e-6  # about 25 on a quiet machine; asking NumPy takes 60 more
+
+
+FRESH = """
+import random, sys
+import numpy as np, torch, resilient
+
+def draw():
+    return [random.random(), np.random.rand(), np.random.standard_normal(), torch.rand(1).item()]
+
+@resilient.train(sys.argv[1], every=10**6)
+def main(run):
+    state = {"w": torch.zeros(4)}
+    run.track(state=state)
+    for _ in run.steps(range(4), total=4):
+        if run.step == 2 and sys.argv[2] == "first":
+            run.save().wait(60)
+            print(draw())
+            raise SystemExit
+        if run.step == 2:
+            print(draw())
+            raise SystemExit
+        draw()  # leaves a spare normal number in the generator
+
+def refuse(event, arguments):
+    if event == "pickle.find_class":
+        raise RuntimeError(f"{arguments} is unpickled")
+
+random.seed(1), np.random.seed(2), torch.manual_seed(3)
+if sys.argv[2] == "again":
+    sys.addaudithook(refuse)
+main()
+"""
+
+
+@pytest.mark.field_report("BR-196")
+def test_a_fresh_process_draws_on_from_plain_values_and_unpickles_nothing(tmp_path: Path) -> None:
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", FRESH, str(tmp_path / "run"), life],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+        for life in ("first", "again")
+    ]
+    assert said[0] == said[1]
+    assert len(said[0].split(",")) == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Self, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from resilient.catalog.names import Numbers, Ranks, check_owner, merge_items, me
 from resilient.catalog.refusals import title
 from resilient.catalog.rows import Rows
 from resilient.errors import ConflictError, ErrorKind
-from resilient.format.chunks import NOT_HERE, Chunks
+from resilient.format.chunks import NOT_HERE, Boxes, Chunks, Column
 from resilient.format.digest import digest
 from resilient.format.documents import Manifest, Object, ReceiptRef, Tensor, Value
 from resilient.format.dtypes import ITEMSIZE
@@ -26,13 +26,16 @@ from resilient.format.receipts import (
     OWN,
     PackedReceipt,
     Structure,
-    unpack_chunks,
+    unpack_chunks_of,
     unpack_structure,
     unpack_values,
     unseal_receipt,
 )
 
 _BATCH_ROWS: Final = 1 << 18
+_RADIX_BITS: Final = 16
+_TABLES_AT_ONCE: Final = 32
+"""Of receipts: a table of a thousand rows is read in the time of the calls that it takes, so those are for several."""
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 _Rows: TypeAlias = npt.NDArray[np.int32]
 """Numbers of rows: in 32 bits, for there are several lists of all of them."""
@@ -56,6 +59,7 @@ class Merge:
         self._objects: list[Object] = []
         self._object_from = [0]
         self._receipts: list[ReceiptRef] = []
+        self._waiting: list[tuple[PackedReceipt, str]] = []
 
     def add(self, data: bytes, where: str) -> None:
         """Take the receipt of the next rank, as it is stored.
@@ -78,7 +82,9 @@ class Merge:
         self._objects.extend(receipt.objects)
         self._object_from.append(len(self._objects))
         self._receipts.append(ReceiptRef(receipt.rank, digest(data)))
-        self._rows.append(unpack_chunks(receipt, where))
+        self._waiting.append((receipt, where))
+        if len(self._waiting) == _TABLES_AT_ONCE:
+            self._unpack()
 
     def manifest(self) -> Manifest:
         """Return the manifest, having proven that it is complete and free of contradictions; nothing is kept.
@@ -95,6 +101,7 @@ class Merge:
             raise ConflictError(
                 f"{self._attempt}: {self._world_size} receipts are wanted, one of each rank", kind=ErrorKind.INCOMPLETE
             )
+        self._unpack()
         ranks = Ranks(structures=self._decoded, structure_of=self._structure_of)
         items = merge_items(ranks)
         numbers = merge_tensors(ranks, items)
@@ -115,6 +122,12 @@ class Merge:
             receipts=tuple(self._receipts),
         )
 
+    def _unpack(self) -> None:
+        """Take the chunks of the receipts that wait for it."""
+        if self._waiting:
+            self._rows.append(*unpack_chunks_of(self._waiting))
+            self._waiting.clear()
+
     def _check_belongs(self, receipt: PackedReceipt, where: str) -> None:
         rank, world_size, attempt = len(self._receipts), self._world_size, self._attempt
         if (receipt.attempt, receipt.rank, receipt.world_size) != (attempt, rank, world_size):
@@ -133,13 +146,10 @@ class Merge:
         aliases = _check_aliases(numbers.tensors)
         volumes[aliases] = 0
         chunks = self._rows.all()
-        full = keys >= 0
-        counts = np.bincount(chunks.boxes.tensor[full], minlength=len(volumes))
-        del full
-        order = np.argsort(keys)[len(keys) - int(counts.sum()) :].astype(np.int32)
+        counts, order = _by_tensor(chunks.boxes.tensor, keys >= 0, len(volumes))
         counting, tallied = [np.empty(0, np.int32)], [np.empty((0, 2), np.int64)]
         for first, end, rows in _batches(counts, order):
-            covered = cover(chunks, rows.astype(np.int64), keys[rows], first, volumes[first:end])
+            covered = cover(chunks, *_by_key(rows, keys[rows]), first, volumes[first:end])
             for number in covered.wrong.tolist():
                 self._explain(numbers.tensors[number], number, chunks)
             counting.append(covered.rows.astype(np.int32))
@@ -155,18 +165,20 @@ class Merge:
         """
         keys = np.empty(len(self._rows), np.int64)
         sizes = np.array([each.nbytes for each in self._objects], np.int64)
-        forms = [_Forms.of(structure.tensors) for structure in self._decoded]
+        forms = [_Forms(structure.tensors) for structure in self._decoded]
         for rank, which in enumerate(self._structure_of):
             chunks = self._rows.rank(rank)
             begin, end = self._object_from[rank : rank + 2]
-            wrong = forms[which].first_unsound(chunks, sizes[begin:end])
+            form = forms[which].of(chunks.boxes.tensor)
+            volume = chunks.boxes.volume
+            wrong = form.first_unsound(chunks, volume, sizes[begin:end])
             if wrong is not None:
                 raise _cannot_be(self._decoded[which], rank, chunks, wrong, end - begin)
             boxes, places = chunks.boxes, chunks.places
             tensor = numbers.of_rank(rank, which)[boxes.tensor]
-            within = forms[which].first_element(chunks)
             part = keys[self._rows.starts[rank] : self._rows.starts[rank + 1]]
-            part[:] = np.where(boxes.empty, -1, base[tensor] + within)
+            np.add(base[tensor], form.first_element(boxes), out=part)
+            part[volume == 0] = -1
             boxes.tensor[:] = tensor
             places.object[places.object != NOT_HERE] += begin
         return keys
@@ -180,65 +192,98 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Forms:
-    """What a structure says of the form of its tensors; shapes are filled up with dimensions of one element."""
+class _Form:
+    """What is said of the tensor of each row; ``known``: it is one that may have rows.
 
-    shape: _Numbers
-    stride: _Numbers
-    ndim: _Numbers
+    ``shape`` and ``stride``: of each dimension, a column; dimensions that a tensor does not have are of one element.
+    """
+
+    known: npt.NDArray[np.bool_]
+    ndim: Column
     itemsize: _Numbers
-    alias: npt.NDArray[np.bool_]
+    shape: Sequence[_Numbers]
+    stride: Sequence[_Numbers]
 
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> Self:
-        ndim = np.array([len(tensor.shape) for tensor in tensors], np.int64)
-        shape = np.ones((len(tensors), int(ndim.max(initial=0))), np.int64)
-        for row, tensor in enumerate(tensors):
-            shape[row, : ndim[row]] = tensor.shape
-        # Rows of more dimensions than any tensor has are compared too, before they are refused.
-        stride = np.ones_like(shape)
-        stride[:, :-1] = np.cumprod(shape[:, :0:-1], axis=1)[:, ::-1]
-        return cls(
-            shape=shape,
-            stride=stride,
-            ndim=ndim,
-            itemsize=np.array([ITEMSIZE[tensor.dtype] for tensor in tensors], np.int64),
-            alias=np.array([tensor.alias is not None for tensor in tensors], bool),
-        )
-
-    def first_unsound(self, chunks: Chunks, objects: _Numbers) -> int | None:
+    def first_unsound(self, chunks: Chunks, volume: _Numbers, objects: _Numbers) -> int | None:
         """Return the first row that cannot be true, so that no reader has to doubt what a manifest says.
 
-        ``objects`` are the sizes of the objects that the rows may name.
+        ``volume`` is that of the boxes; ``objects`` are the sizes of the objects that the rows may name.
         """
         boxes, places = chunks.boxes, chunks.places
-        named = (boxes.tensor >= 0) & (boxes.tensor < len(self.ndim))
-        named &= (places.object >= NOT_HERE) & (places.object < len(objects))
-        tensor, object_ = boxes.tensor, places.object
-        if not named.all():
-            tensor, object_ = np.where(named, tensor, 0), np.where(named, object_, NOT_HERE)
-        if not len(self.ndim):
-            return 0 if len(chunks) else None
-        sound = named & (boxes.ndim == self.ndim[tensor]) & ~self.alias[tensor]
-        width = min(boxes.offset.shape[1], self.shape.shape[1])
-        for axis in range(width):
+        sound = self.known & (boxes.ndim == self.ndim)
+        for axis, shape in enumerate(self.shape[: boxes.offset.shape[1]]):
             offset, size = boxes.offset[:, axis], boxes.size[:, axis]
-            sound &= (offset >= 0) & (size >= 0) & (offset <= self.shape[tensor, axis] - size)
-        plain = boxes.volume * self.itemsize[tensor] == places.nbytes
-        sound &= np.where(places.codec == 0, plain, places.nbytes >= 0)
-        here = object_ != NOT_HERE
+            sound &= ((offset | size) >= 0) & (offset <= shape - size)
+        sound &= np.where(places.codec == 0, volume * self.itemsize == places.nbytes, places.nbytes >= 0)
+        named = (places.object >= NOT_HERE) & (places.object < len(objects))
+        sound &= named
         if len(objects):
-            fits = (places.start >= 0) & (places.start <= objects[object_] - places.nbytes) & places.digested
-            sound &= fits | ~here
+            nbytes = objects[places.object if named.all() else np.where(named, places.object, NOT_HERE)]
+            fits = (places.start >= 0) & (places.start <= nbytes - places.nbytes) & places.digested
+            sound &= fits | (places.object == NOT_HERE)
         return None if sound.all() else int(np.argmin(sound))
 
-    def first_element(self, chunks: Chunks) -> _Numbers:
+    def first_element(self, boxes: Boxes) -> _Numbers:
         """Return the number of each row's first element within its tensor, in row-major order."""
-        boxes = chunks.boxes
         within = np.zeros(len(boxes), np.int64)
-        for axis in range(min(boxes.offset.shape[1], self.stride.shape[1])):
-            within += boxes.offset[:, axis] * self.stride[boxes.tensor, axis]
+        for axis, stride in enumerate(self.stride[: boxes.offset.shape[1]]):
+            within += boxes.offset[:, axis] * stride
         return within
+
+
+class _Forms:
+    """What a structure says of the form of its tensors."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._ndim = np.array([len(tensor.shape) for tensor in tensors], np.int64)
+        self._shape = np.ones((len(tensors), int(self._ndim.max(initial=0))), np.int64)
+        for row, tensor in enumerate(tensors):
+            self._shape[row, : self._ndim[row]] = tensor.shape
+        # Rows of more dimensions than any tensor has are compared too, before they are refused.
+        self._stride = np.ones_like(self._shape)
+        self._stride[:, :-1] = np.cumprod(self._shape[:, :0:-1], axis=1)[:, ::-1]
+        self._itemsize = np.array([ITEMSIZE[tensor.dtype] for tensor in tensors], np.int64)
+        self._stored = np.array([tensor.alias is None for tensor in tensors], bool)
+        self._last: tuple[_Rows, _Form] | None = None
+
+    def of(self, tensor: _Rows) -> _Form:
+        """Return what is said of the tensor of each row; most ranks ask of the same ones, which are looked up once."""
+        if self._last is None or not np.array_equal(self._last[0], tensor):
+            self._last = tensor.copy(), self._look_up(tensor)
+        return self._last[1]
+
+    def _look_up(self, tensor: _Rows) -> _Form:
+        tensors = len(self._ndim)
+        if not tensors:
+            none = np.zeros(len(tensor), np.int64)
+            return _Form(known=none > 0, ndim=none, itemsize=none, shape=(), stride=())
+        known = (tensor >= 0) & (tensor < tensors)
+        number = np.where(known, tensor, 0)
+        return _Form(
+            known=known & self._stored[number],
+            ndim=self._ndim[number],
+            itemsize=self._itemsize[number],
+            shape=[column[number] for column in self._shape.T],
+            stride=[column[number] for column in self._stride.T],
+        )
+
+
+def _by_tensor(tensor: npt.NDArray[np.int32], full: npt.NDArray[np.bool_], tensors: int) -> tuple[_Numbers, _Rows]:
+    """Return how many of the rows that are ``full`` each of so many tensors has, and those rows by tensor, in order."""
+    rows = np.arange(len(tensor), dtype=np.int32) if full.all() else np.flatnonzero(full).astype(np.int32)
+    number = tensor[rows]
+    for shift in range(0, tensors.bit_length(), _RADIX_BITS):  # numpy sorts numbers of 16 bits in linear time
+        order = np.argsort((number >> shift).astype(np.uint16), kind="stable")
+        rows, number = rows[order], number[order]
+    return np.bincount(number, minlength=tensors), rows
+
+
+def _by_key(rows: _Rows, keys: _Numbers) -> tuple[_Numbers, _Numbers]:
+    """Return rows in the order of their keys, and the keys; mostly ranks hold their parts in the order of parts."""
+    if not (keys[1:] >= keys[:-1]).all():
+        order = np.argsort(keys, kind="stable")
+        rows, keys = rows[order], keys[order]
+    return rows.astype(np.int64), keys
 
 
 def _batches(counts: _Numbers, order: _Rows) -> Iterator[tuple[int, int, _Rows]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -24,21 +26,23 @@ class Rows:
     def __len__(self) -> int:
         return self.starts[-1]
 
-    def append(self, chunks: Chunks) -> None:
-        """Add the rows of the next rank."""
+    def append(self, chunks: Chunks, rows: Sequence[int]) -> None:
+        """Add the rows of the next ranks: so many of each."""
         start, end = len(self), len(self) + len(chunks)
         added = _columns_of(chunks)
         if not self._columns:
             # Memory that is not touched costs nothing: there may be too much of it, and nothing is copied as it fills.
-            capacity = max(end * self._ranks, 1)
+            capacity = max(max(rows) * self._ranks, 1)
             self._columns = {name: np.empty((capacity, *each.shape[1:]), each.dtype) for name, each in added.items()}
         for name, column in added.items():
-            self._columns[name] = _with_room(self._columns[name], column, start, end, 1 if name == "size" else 0)
             target = self._columns[name]
-            if target.ndim > 1 and target.shape[1] > column.shape[1]:
-                column = widened(column, target.shape[1], 1 if name == "size" else 0)  # noqa: PLW2901 -- the same one
+            if end > len(target) or column.shape[1:] != target.shape[1:] or column.itemsize > target.itemsize:
+                filling = 1 if name == "size" else 0
+                target = self._columns[name] = _with_room(target, column, start, end, filling)
+                if target.ndim > 1:
+                    column = widened(column, target.shape[1], filling)  # noqa: PLW2901 -- the same one
             target[start:end] = column
-        self.starts.append(end)
+        self.starts += list(accumulate(rows, initial=start))[1:]
 
     def rank(self, rank: int) -> Chunks:
         """Return the rows of a rank: a view, which may be written to."""
@@ -52,7 +56,7 @@ class Rows:
         """Return some rows and forget all, column by column: two copies of them would not fit."""
         taken: dict[str, Column] = {}
         for name in list(self._columns):
-            taken[name] = self._columns.pop(name)[rows]
+            taken[name] = self._columns.pop(name).take(rows, axis=0)
         return _chunks_of(taken)
 
     def _table(self, part: slice) -> Chunks:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from resilient.engine.torn import Probe
 from resilient.errors import ErrorKind, StoreError
 from resilient.format.box import Box
 from resilient.format.dtypes import ITEMSIZE
+from resilient.state.collector import nothing_collected
 from resilient.state.leaves import TensorLeaf
 
 PIECE_NBYTES: Final = 4 << 20
@@ -24,8 +26,7 @@ PIECE_NBYTES: Final = 4 << 20
 _SMALL_NBYTES: Final = 32 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """Consecutive bytes of a leaf, in row-major order, that stay consecutive in the slot."""
 
     leaf: int
@@ -96,6 +97,7 @@ class CopyPlan:
             self._kept = self._bound(locals_, set(range(len(locals_))) - self._moving)
         return _joined(self._kept, self._bound(locals_, self._moving)) if self._moving else self._kept
 
+    @nothing_collected()
     def _bound(self, locals_: Sequence[Tensor], only: Collection[int]) -> Copies:
         now: list[Run] = []
         later: list[Run] = []
@@ -118,6 +120,7 @@ def _joined(one: Copies, other: Copies) -> Copies:
     return Copies(**{name: [*getattr(one, name), *getattr(other, name)] for name in Copies.__slots__})
 
 
+@nothing_collected()
 def _runs_of(leaves: Sequence[TensorLeaf], placement: Placement) -> tuple[Run, ...]:
     """Return what is to be copied, by place in the slot."""
     open_: list[tuple[int, int, int, int, list[Placed]]] = []
@@ -178,14 +181,17 @@ def _read(leaf: TensorLeaf, local: Tensor, placed: Placed) -> Read:
 
 def _address(leaf: TensorLeaf, local: Tensor) -> int | None:
     """Return where a tensor's bytes begin, or None if they do not lie there in the order in which they are stored."""
-    last = sum((size - 1) * stride for size, stride in zip(local.shape, local.stride(), strict=True))
+    in_order = local.is_contiguous()
+    last = local.numel() - 1
+    if not in_order:
+        last = sum((size - 1) * stride for size, stride in zip(local.shape, local.stride(), strict=True))
     if local.untyped_storage().nbytes() < (local.storage_offset() + last + 1) * local.element_size():
         raise StoreError(
             f"{leaf.item}: {leaf.name} has no memory any more: its storage was freed",
             kind=ErrorKind.SAVE_FAILED,
             hint="a state can be saved while its tensors hold it",
         )
-    return local.data_ptr() if local.is_contiguous() else None
+    return local.data_ptr() if in_order else None
 
 
 def _offset(box: Box, outer: Box) -> int:

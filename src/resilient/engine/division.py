@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from resilient.format.box import Box, split
 from resilient.format.digest import digest
@@ -11,8 +12,7 @@ from resilient.format.dtypes import ITEMSIZE
 from resilient.state.leaves import Captured, TensorLeaf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """One chunk-to-be: a box of a tensor that this rank holds.
 
     ``leaf`` indexes `Captured.tensors`. ``owner`` is the rank that stores it when the holders are known; None if they
@@ -38,7 +38,8 @@ def divide(captured: Captured, *, world_size: int, chunk_nbytes: int, agreed: bo
         if leaf.alias is not None:
             continue
         holders = everybody if agreed and is_plain(leaf) else leaf.holders
-        shift = int.from_bytes(digest(f"{leaf.item}/{leaf.name}".encode())[:4], "little")
+        alone = holders is not None and len(holders) == 1
+        shift = 0 if alone else int.from_bytes(digest(f"{leaf.item}/{leaf.name}".encode())[:4], "little")
         itemsize = ITEMSIZE[leaf.dtype]
         for number, box in enumerate(split(leaf.box, itemsize, chunk_nbytes)):
             yield Piece(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from resilient.engine.division import Piece, is_plain
@@ -23,8 +24,7 @@ SMALL_NBYTES: Final = 64 << 10
 _ALIGN: Final = 16  # the largest element (complex128)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A piece, its place (part number and start) in the object that stores it, and its place in the slot's payload.
 
     ``object`` is `NOT_HERE` for what another rank stores; ``at`` is -1 for what is not staged.

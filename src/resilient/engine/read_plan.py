@@ -5,11 +5,14 @@ Worked out in columns: a state of 100,000 tensors has as many rows, and a micros
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from resilient.catalog.contents import Contents
 from resilient.engine.spans import ELSEWHERE, Line, Numbers, Span
@@ -18,8 +21,11 @@ from resilient.format import codec
 from resilient.format.chunks import Boxes, Chunks, widened
 from resilient.format.digest import NBYTES
 from resilient.format.dtypes import ITEMSIZE
+from resilient.state.collector import nothing_collected
 from resilient.state.prepare import Target
 from resilient.store.base import Capabilities
+
+_identity = attrgetter("item", "name", "rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,17 +75,16 @@ class _Parts:
     one_range: npt.NDArray[np.bool_]
 
 
+@nothing_collected()
 def plan_reads(manifest: Contents, targets: Sequence[Target], capabilities: Capabilities) -> ReadPlan:
     """Return what to read for some targets from a store; prove first that the chunks cover every one of them.
 
     Raises:
         CorruptError: the manifest has no bytes for a part of a target.
     """
-    by_identity = {(tensor.item, tensor.name, tensor.rank): n for n, tensor in enumerate(manifest.tensors)}
-    tensors = [by_identity[each.tensor.item, each.tensor.name, each.tensor.rank] for each in targets]
-    boxes = [target.box for target in targets]
-    wanted = Boxes.of(tensors, boxes)
-    found = manifest.overlapping(tensors, boxes)
+    numbers = dict(zip(map(_identity, manifest.tensors), itertools.count(), strict=False))
+    wanted = Boxes.of([numbers[_identity(each.tensor)] for each in targets], [each.box for each in targets])
+    found = manifest.overlapping(wanted)
     chunk, target = found.boxes.meeting(wanted)
     parts = _shared(found.boxes.take(chunk), wanted.take(target))
     _check_covered(targets, wanted, target, parts.volume)
@@ -89,7 +94,7 @@ def plan_reads(manifest: Contents, targets: Sequence[Target], capabilities: Capa
     by_row = np.argsort(row, kind="stable")
     target, row = target[by_row], row[by_row]
     itemsize = np.array([ITEMSIZE[each.tensor.dtype] for each in targets], np.int64)[target]
-    memory = np.array([_memory(each) for each in targets], np.int64)[target]
+    memory = np.array(_addresses([each.into for each in targets]), np.int64)[target]
     in_memory = parts.one_range[by_row] & (memory != ELSEWHERE)
     address = np.where(in_memory, memory + parts.into[by_row] * itemsize, ELSEWHERE)
     nbytes = parts.volume[by_row] * itemsize
@@ -167,6 +172,6 @@ def _by_first_use(spans: Sequence[Span], first: Numbers, target: Numbers) -> lis
     return order
 
 
-def _memory(target: Target) -> int:
-    """Return where a target begins, if it is in this process's memory and row-major."""
-    return target.into.data_ptr() if target.into.is_cpu and target.into.is_contiguous() else ELSEWHERE
+def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return where each tensor begins, if it is in this process's memory and row-major."""
+    return [each.data_ptr() if each.is_cpu and each.is_contiguous() else ELSEWHERE for each in tensors]

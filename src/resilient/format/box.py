@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Box:
+class Box(msgspec.Struct, frozen=True, order=True):
     """A box of a tensor: ``offset`` and ``size`` have one entry per dimension; a scalar has none."""
 
     offset: tuple[int, ...]

@@ -6,6 +6,7 @@ which tensor each row is, `Places` where it lies. The two are apart because the 
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,8 +75,8 @@ class Boxes:
         width = int(ndim.max(initial=0))
         tensor = np.array(tensors, np.int32)
         if (ndim == width).all():  # the usual case, and ten times faster
-            offset = np.array([box.offset for box in boxes], np.int64).reshape(len(boxes), width)
-            size = np.array([box.size for box in boxes], np.int64).reshape(len(boxes), width)
+            offset = _flat(box.offset for box in boxes).reshape(len(boxes), width)
+            size = _flat(box.size for box in boxes).reshape(len(boxes), width)
             return cls(tensor=tensor, ndim=ndim, offset=offset, size=size)
         offset = np.zeros((len(boxes), width), np.int64)
         size = np.ones((len(boxes), width), np.int64)
@@ -252,9 +253,9 @@ class Chunks(Sequence[Chunk]):
         """Return some rows: by number, by a mask, or a range."""
         return Chunks(self.boxes.take(rows), self.places.take(rows))
 
-    def overlapping(self, tensors: Sequence[int], boxes: Sequence[Box]) -> Chunks:
-        """Return the rows that share an element with any of these boxes of these tensors, in the order of the table."""
-        rows, _ = self.boxes.meeting(Boxes.of(tensors, boxes))
+    def overlapping(self, wanted: Boxes) -> Chunks:
+        """Return the rows that share an element with any of these boxes, in the order of the table."""
+        rows, _ = self.boxes.meeting(wanted)
         return self.take(np.unique(rows))
 
     def __len__(self) -> int:
@@ -303,6 +304,11 @@ class Chunks(Sequence[Chunk]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} chunks>"
+
+
+def _flat(numbers: Iterable[tuple[int, ...]]) -> Column:
+    # An array of tuples takes several times as long.
+    return np.fromiter(itertools.chain.from_iterable(numbers), np.int64)
 
 
 def _extent(boxes: Boxes) -> tuple[Column, Column]:

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import zstandard
 
 from resilient.errors import CorruptError, ErrorKind
@@ -63,10 +64,19 @@ def unpack_table(table: Table) -> Chunks:
     Raises:
         One of `UNDECODABLE`: it is not one.
     """
-    chunks = Chunks(unpack_boxes(table.boxes, table.rows), _unpack_places(table.places, table.rows, table.digests))
-    if len(chunks) != table.rows:
-        raise ValueError(f"{len(chunks)} rows instead of {table.rows}")
-    return chunks
+    return unpack_tables([table])
+
+
+def unpack_tables(tables: Sequence[Table]) -> Chunks:
+    """Return stored tables (one at least) as one, in their order.
+
+    Together, because the calls that a small table takes one by one take hardly longer for a hundred of them.
+
+    Raises:
+        One of `UNDECODABLE`: one of them is none.
+    """
+    rows = [table.rows for table in tables]
+    return Chunks(unpack_boxes([table.boxes for table in tables], rows), _unpack_places(tables, rows))
 
 
 def pack_boxes(boxes: Boxes) -> bytes:
@@ -75,16 +85,25 @@ def pack_boxes(boxes: Boxes) -> bytes:
     return pack_columns([_differences(boxes.tensor), boxes.ndim, *dimensions])
 
 
-def unpack_boxes(block: bytes, rows: int) -> Boxes:
-    tensor, ndim, *dimensions = unpack_columns(block, rows)
-    wide = np.int64 if any(column.itemsize > np.dtype(np.int32).itemsize for column in dimensions) else np.int32
-    if len(dimensions) % 2 or (ndim > len(dimensions) // 2).any():
+def unpack_boxes(blocks: Sequence[bytes], rows: Sequence[int]) -> Boxes:
+    """Return the boxes of some blocks (one at least) as one table; ``rows`` are those of each."""
+    found = [unpack_columns(block, count) for block, count in zip(blocks, rows, strict=True)]
+    if any(len(columns) % 2 for columns in found):
+        raise ValueError("boxes without a size")
+    widest = max(map(len, found))
+    wide = any(column.itemsize > np.dtype(np.int32).itemsize for _, _, *rest in found for column in rest)
+    given = np.repeat([len(columns) // 2 - 1 for columns in found], rows)
+    for columns, count in zip(found, rows, strict=True):
+        columns.extend([np.zeros(count, np.uint8), np.ones(count, np.uint8)] * ((widest - len(columns)) // 2))
+    tensor, ndim, *dimensions = _joined(found)
+    if (ndim > given).any():
         raise ValueError("boxes with other dimensions than they say")
-    offset, size = _beside(dimensions[::2], rows, wide), _beside(dimensions[1::2], rows, wide)
+    dtype = np.int64 if wide else np.int32
+    offset, size = (_beside(part, len(tensor), dtype) for part in (dimensions[::2], dimensions[1::2]))
     if (ndim != offset.shape[1]).any():
         filling = np.arange(offset.shape[1]) >= ndim[:, None]
         offset[filling], size[filling] = 0, 1
-    return Boxes(tensor=_sums(tensor, np.int32), ndim=ndim.astype(np.uint8), offset=offset, size=size)
+    return Boxes(tensor=_sums(tensor, rows, np.int32), ndim=ndim.astype(np.uint8), offset=offset, size=size)
 
 
 def _pack_places(places: Places) -> bytes:
@@ -94,18 +113,21 @@ def _pack_places(places: Places) -> bytes:
     )
 
 
-def _unpack_places(block: bytes, rows: int, digests: bytes) -> Places:
-    object_, start, nbytes, codec, known = unpack_columns(block, rows)
+def _unpack_places(tables: Sequence[Table], rows: Sequence[int]) -> Places:
+    found = [unpack_columns(table.places, table.rows) for table in tables]
+    for columns, table in zip(found, tables, strict=True):
+        if len(table.digests) != NBYTES * np.count_nonzero(columns[-1]):
+            raise ValueError("more or fewer digests than rows that have one")
+    object_, start, nbytes, codec, known = _joined(found)
     digested = known.astype(np.bool_)
-    given = np.frombuffer(digests, np.uint8).reshape(-1, NBYTES)
-    digest = given
+    digest = np.frombuffer(b"".join([table.digests for table in tables]), np.uint8).reshape(-1, NBYTES)
     if not digested.all():
-        digest = np.zeros((rows, NBYTES), np.uint8)
+        given, digest = digest, np.zeros((len(digested), NBYTES), np.uint8)
         digest[digested] = given
     return Places(
-        object=_sums(object_, np.int32),
-        start=_sums(start, np.int64),
-        nbytes=nbytes.astype(np.int64),
+        object=_sums(object_, rows, np.int32),
+        start=_sums(start, rows, np.int64),
+        nbytes=nbytes,
         codec=codec.astype(np.uint8),
         digest=digest,
         digested=digested,
@@ -152,6 +174,8 @@ def malformed(where: str, error: BaseException) -> CorruptError:
 
 
 def _narrow(column: Column) -> tuple[str, bytes]:
+    if column.dtype in {np.dtype(np.uint8), np.dtype(np.bool_)}:
+        return "u1", column.tobytes()
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     name = next(name for name, (least, most) in _LIMITS.items() if least <= low and high <= most)
     return name, column.astype(_DTYPES[name]).tobytes()
@@ -164,10 +188,18 @@ def _differences(column: Column) -> Column:
     return differences
 
 
-def _sums(column: Column, dtype: type[np.signedinteger]) -> Column:
-    total = np.cumsum(column, dtype=np.int64)
-    narrow = total.astype(dtype)
-    if (narrow != total).any():
+def _joined(tables: Sequence[Sequence[Column]]) -> list[npt.NDArray[np.int64]]:
+    """Return the columns of several tables (one at least) as those of one."""
+    return [np.concatenate(parts, dtype=np.int64) for parts in zip(*tables, strict=True)]
+
+
+def _sums(column: npt.NDArray[np.int64], rows: Sequence[int], dtype: type[np.signedinteger]) -> Column:
+    """Undo `_differences`, which begin anew in each of some tables."""
+    total = np.concatenate([[0], np.cumsum(column)])
+    begins = np.cumsum(rows) - rows
+    numbers = total[1:] - np.repeat(total[begins], rows)
+    narrow: Column = numbers.astype(dtype, copy=False)
+    if (narrow != numbers).any():
         raise ValueError("numbers beyond what they number")
     return narrow
 

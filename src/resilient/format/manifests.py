@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,6 @@ import numpy as np
 
 from resilient.errors import CorruptError, ErrorKind
 from resilient.format import first_encoding
-from resilient.format.box import Box
 from resilient.format.chunks import Boxes, Chunks, Column
 from resilient.format.columns import (
     UNDECODABLE,
@@ -31,7 +30,7 @@ from resilient.format.columns import (
     pack_table,
     unpack_boxes,
     unpack_columns,
-    unpack_table,
+    unpack_tables,
 )
 from resilient.format.digest import NBYTES, digest
 from resilient.format.documents import Item, Manifest, Object, ReceiptRef, Tensor, Value
@@ -105,17 +104,19 @@ class Index:
     last: Column
     regions: Boxes
 
-    def holding(self, tensors: Sequence[int], boxes: Sequence[Box]) -> list[int]:
-        """Return the pages that may hold chunks that share an element with these boxes of these tensors."""
-        fractions = _fractions(Boxes.of(tensors, boxes), [each.shape for each in self.tensors])
-        wanted = _region(self.groups[np.asarray(tensors, np.int64)], *fractions)
+    def holding(self, wanted: Boxes) -> list[int]:
+        """Return the pages that may hold chunks that share an element with these boxes."""
+        tensors = wanted.tensor.astype(np.int64)
+        scale = _scale([each.shape for each in self.tensors], wanted.offset.shape[1])
+        fractions = _fractions(wanted, scale)
+        wanted = _region(self.groups[tensors], *fractions)
         # Tensors of one group mostly want the same part: each part is looked up once.
         keys = np.column_stack([wanted.tensor, wanted.offset, wanted.size])
         _, which, part = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         pages, parts = self.regions.meeting(wanted.take(which))
         # Of those pages, the ones between whose first and last tensor lies one that wants that part.
         beyond = len(self.tensors)
-        sought = np.sort(part.reshape(-1) * beyond + np.asarray(tensors, np.int64))
+        sought = np.sort(part.reshape(-1) * beyond + tensors)
         at = np.searchsorted(sought, parts * beyond + self.first[pages])
         near = at < len(sought)
         near[near] = sought[at[near]] <= (parts * beyond + self.last[pages])[near]
@@ -234,25 +235,31 @@ def _open_index(found: StoredIndex) -> Index:
         digests=np.frombuffer(found.pages.digests, np.uint8).reshape(found.pages.count, NBYTES),
         first=first,
         last=last,
-        regions=unpack_boxes(found.pages.regions, found.pages.count),
+        regions=unpack_boxes([found.pages.regions], [found.pages.count]),
     )
 
 
-def decode_page(index: Index, page: int, data: memoryview, where: str) -> Chunks:
-    """Return the chunks of a page, of which ``data`` are the bytes.
+def decode_pages(index: Index, pages: Iterable[tuple[int, memoryview]], where: str) -> Iterator[Chunks]:
+    """Yield the chunks of some pages, given the number and the bytes of each: those of many at a time.
 
     Raises:
         CorruptError: they are not what was written; ``where`` is named.
     """
-    if digest(data) != index.digests[page].tobytes():
+    ahead = iter(pages)
+    while some := list(itertools.islice(ahead, _PAGES_AT_ONCE)):
+        yield _decode_pages(index, some, where)
+
+
+def _decode_pages(index: Index, pages: Sequence[tuple[int, memoryview]], where: str) -> Chunks:
+    if any(digest(data) != index.digests[page].tobytes() for page, data in pages):
         raise CorruptError(f"{where} is not what was written: its digest differs", kind=ErrorKind.BAD_DIGEST)
     try:
-        chunks = unpack_table(_tables.decode(data))
+        tables = [_tables.decode(data) for _, data in pages]
+        if [table.rows for table in tables] != index.rows[[page for page, _ in pages]].tolist():
+            raise CorruptError(f"{where} does not have the chunks that its index lists", kind=ErrorKind.MALFORMED)
+        return unpack_tables(tables)
     except UNDECODABLE as error:
         raise malformed(where, error) from error
-    if len(chunks) != index.rows[page]:
-        raise CorruptError(f"{where} does not have the chunks that its index lists", kind=ErrorKind.MALFORMED)
-    return chunks
 
 
 def decode_manifest(data: bytes, index_nbytes: int | None, where: str) -> Manifest:
@@ -272,10 +279,9 @@ def decode_manifest(data: bytes, index_nbytes: int | None, where: str) -> Manife
     index = decode_index(bytes(view[len(data) - index_nbytes :]), where)
     if int(index.nbytes.sum()) != len(data) - index_nbytes:
         raise CorruptError(f"{where} does not have the pages that its index lists", kind=ErrorKind.MALFORMED)
-    pages = [
-        decode_page(index, page, view[start : start + nbytes], where)
-        for page, (start, nbytes) in enumerate(zip(index.start.tolist(), index.nbytes.tolist(), strict=True))
-    ]
+    pages = enumerate(
+        view[start : start + nbytes] for start, nbytes in zip(index.start.tolist(), index.nbytes.tolist(), strict=True)
+    )
     return Manifest(
         step=index.attempt.step,
         generation=index.attempt.generation,
@@ -284,7 +290,7 @@ def decode_manifest(data: bytes, index_nbytes: int | None, where: str) -> Manife
         items=index.items,
         tensors=index.tensors,
         objects=index.objects,
-        chunks=Chunks.joined(pages),
+        chunks=Chunks.joined(list(decode_pages(index, pages, where))),
         values=index.values,
         receipts=index.receipts,
     )
@@ -309,16 +315,19 @@ def _page_starts(groups: Column, tensors: Column) -> list[int]:
     ]
 
 
-def _fractions(
-    boxes: Boxes, shapes: Sequence[tuple[int, ...]], starts: Sequence[int] | None = None
-) -> tuple[Column, Column]:
-    """Return where boxes begin and end, in parts of 2^20 of their tensors.
+def _scale(shapes: Sequence[tuple[int, ...]], width: int) -> Column:
+    """Return how many parts of 2^20 of its tensor an element is, in each of so many dimensions of each tensor."""
+    extents = np.array([(*shape[:width], *[1] * (width - len(shape))) for shape in shapes])
+    scale: Column = _SCALE / np.maximum(extents.reshape(len(shapes), width), 1)
+    return scale
+
+
+def _fractions(boxes: Boxes, scale: Column, starts: Column | None = None) -> tuple[Column, Column]:
+    """Return where boxes begin and end, in parts of 2^20 of their tensors; ``scale`` is theirs.
 
     ``starts``: not each box by itself, but all from each of these rows to the next together.
     """
     width = boxes.offset.shape[1]
-    extents = np.array([(*shape[:width], *[1] * (width - len(shape))) for shape in shapes])
-    scale = _SCALE / np.maximum(extents.reshape(len(shapes), width), 1)
     lows, ends = [], []
     for axis in range(width):
         by = scale[:, axis][boxes.tensor]
@@ -343,9 +352,10 @@ def _region(group: Column, low: Column, end: Column) -> Boxes:
 def _page_regions(boxes: Boxes, groups: Column, shapes: Sequence[tuple[int, ...]], starts: Sequence[int]) -> Boxes:
     """Return the region of each page: the smallest that covers those of its chunks."""
     covering = []
+    scale = _scale(shapes, boxes.offset.shape[1])
     for some in range(0, len(starts), _PAGES_AT_ONCE):
         begins = np.array(starts[some : some + _PAGES_AT_ONCE])
         end = [*starts, len(boxes)][some + len(begins)]
-        fractions = _fractions(boxes.take(slice(int(begins[0]), end)), shapes, begins - begins[0])
+        fractions = _fractions(boxes.take(slice(int(begins[0]), end)), scale, begins - begins[0])
         covering.append(_region(groups[boxes.tensor[begins]], *fractions))
     return Boxes.joined(covering) if covering else boxes

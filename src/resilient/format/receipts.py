@@ -14,7 +14,16 @@ import msgspec
 
 from resilient.format import first_encoding
 from resilient.format.chunks import Chunks
-from resilient.format.columns import UNDECODABLE, Table, compress, decompress, malformed, pack_table, unpack_table
+from resilient.format.columns import (
+    UNDECODABLE,
+    Table,
+    compress,
+    decompress,
+    malformed,
+    pack_table,
+    unpack_table,
+    unpack_tables,
+)
 from resilient.format.documents import Item, Key, Object, Receipt, Tensor, Value
 from resilient.format.frame import kind_of, seal, unseal
 from resilient.format.layout import Attempt
@@ -190,6 +199,21 @@ def unpack_values(
         )
     except (*UNDECODABLE, RuntimeError) as error:
         raise malformed(where, error) from error  # RuntimeError: there is less data than there are slots
+
+
+def unpack_chunks_of(receipts: Sequence[tuple[PackedReceipt, str]]) -> tuple[Chunks, list[int]]:
+    """Return the tables of receipts (one at least), joined, and how many rows each has.
+
+    Raises:
+        CorruptError: one does not decode; what stands beside it is named.
+    """
+    tables = [packed.chunks for packed, _ in receipts]
+    try:
+        return unpack_tables(tables), [each.rows for each in tables]
+    except UNDECODABLE:
+        for packed, where in receipts:
+            unpack_chunks(packed, where)  # of one, this says which it is
+        raise
 
 
 def unpack_chunks(packed: PackedReceipt, where: str) -> Chunks:

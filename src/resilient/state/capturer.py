@@ -15,6 +15,7 @@ from resilient.errors import UsageError
 from resilient.format import values
 from resilient.format.documents import Item
 from resilient.state.capture import Gathered, captured_of, gather
+from resilient.state.collector import nothing_collected
 from resilient.state.gathering import resolved
 from resilient.state.items import described, unwrapped
 from resilient.state.leaves import Captured, TensorLeaf, ValueLeaf
@@ -86,10 +87,11 @@ class Capturer:
         self._known = replace(known, raw=raw, values=new)
         return Captured(items=known.items, tensors=known.tensors, locals=tuple(locals_), values=new)
 
+    @nothing_collected()
     def _anew(self) -> Captured:
         gathered = gather(self._items, rank=self._rank, world_size=self._world_size)
         captured = captured_of(gathered)
-        if list(map(_described, captured.tensors)) == list(map(_described, self._tensors)):
+        if len(captured.tensors) == len(self._tensors) and all(map(_alike, captured.tensors, self._tensors)):
             captured = replace(captured, tensors=self._tensors)
         self._tensors = captured.tensors
         self._known = self._learned(gathered, captured)
@@ -116,6 +118,10 @@ class Capturer:
             marks=_marks(scans, [tensor for scan in scans for tensor in scan.tensors]),
             counts=[count for into in gathered.found for count in into.counts],
         )
+
+
+def _alike(one: TensorLeaf, other: TensorLeaf) -> bool:
+    return bool(_described(one) == _described(other))
 
 
 def _marks(scans: Sequence[Scan], tensors: Sequence[Tensor]) -> list[object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from resilient.format import values
@@ -12,8 +13,7 @@ from resilient.format.box import Box
 from resilient.format.documents import Item, Key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TensorLeaf:
+class TensorLeaf(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A box of a named global tensor; a tensor whose local part is no single box yields several leaves of one name.
 
     ``holders`` are all global ranks that hold exactly this box, in order, so that one of them can store it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -29,25 +30,30 @@ class Matching:
         self.tensors = {each.name: each for each in manifest.tensors if each.item == item and each.rank == rank}
         self.values = {each.name: each for each in manifest.values if each.item == item and each.rank == rank}
         self._untaken = {*self.tensors, *self.values}
-        self._below: dict[Path, list[str]] = {}
-        for name, path in self.paths():
-            for length in range(min(len(path), _INDEXED) + 1):
-                self._below.setdefault(path[:length], []).append(name)
 
     def want(self, wanted: Iterable[tuple[str, torch.Tensor | Shard]]) -> None:
         """Plan to fill tensors; one that is there under several names (tied weights) is filled once."""
         by_identity: dict[int, tuple[torch.Tensor | Shard, list[str]]] = {}
         for name, into in wanted:
-            by_identity.setdefault(id(into), (into, []))[1].append(name)
+            if id(into) in by_identity:
+                by_identity[id(into)][1].append(name)
+            else:
+                by_identity[id(into)] = into, [name]
+        self.plan.num_wanted += len(by_identity)
         for into, names in by_identity.values():
-            self.plan.num_wanted += 1
             self._want(into, names)
 
-    def want_value(self, name: str) -> Any:
+    def want_value(self, name: str, path: Path) -> Any:
         """Return a stored value, or `NOTHING` and note that."""
         if name in self.values:
             self._untaken.discard(name)
             return values.decode(self.values[name].data)
+        # DCP stores the entries of a nested dictionary one by one, though nothing in it is a tensor.
+        inside = [each for each in self.values.values() if each.path[: len(path)] == path]
+        if inside and not any(each.path[: len(path)] == path for each in self.tensors.values()):
+            self._untaken.difference_update(each.name for each in inside)
+            (whole,) = build((each.path[len(path) - 1 :], values.decode(each.data)) for each in inside).values()
+            return whole
         self._miss(name, "a value")
         return NOTHING
 
@@ -100,6 +106,14 @@ class Matching:
         order = [*self.tensors, *self.values]
         self.plan.unexpected += [f"{self.item}.{name}" for name in order if name in self._untaken]
 
+    @cached_property
+    def _below(self) -> dict[Path, list[str]]:
+        found: dict[Path, list[str]] = {}
+        for name, path in self.paths():
+            for length in range(min(len(path), _INDEXED) + 1):
+                found.setdefault(path[:length], []).append(name)
+        return found
+
     def _want(self, into: torch.Tensor | Shard, names: list[str]) -> None:
         present = [name for name in names if name in self.tensors]
         if not present:
@@ -108,8 +122,7 @@ class Matching:
         if len(present) > 1 and len({self.source(name).name for name in present}) > 1:
             line = f"{', '.join(present)} were separate tensors when saved and are one here: {present[0]} is used"
             self.notices.append(f"{self.item}: {line}")
-        for name in names:
-            self._untaken.discard(name)
+        self._untaken.difference_update(names)
         self.plan.fill(self.item, present[0], self.source(present[0]), into)
 
     def _miss(self, name: str, wanted: str) -> None:

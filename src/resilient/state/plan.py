@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from resilient.errors import ErrorKind, UsageError
 from resilient.format.box import Box
 from resilient.format.documents import Tensor
 from resilient.state.gathering import checked_place
-from resilient.state.tensors import dtype_name
+from resilient.state.tensors import dtype_name, is_simple
 from resilient.state.wrappers import Shard
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Target:
+class Target(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Bytes to read: ``box`` of a stored tensor, never empty, into a tensor of that size, of any strides and device."""
 
     tensor: Tensor
@@ -70,6 +70,13 @@ class Plan:
 
     def fill(self, item: str, name: str, saved: Tensor, into: torch.Tensor | Shard) -> None:
         """Plan to read a stored tensor into one that is there, or note how the two differ."""
+        if is_simple(into) and saved.shape == into.shape and saved.dtype == dtype_name(into.dtype):
+            # What follows comes to the same. Nearly all are simple, and there may be 100,000.
+            self.num_tensors += 1
+            if into.numel():
+                live = into.detach() if into.requires_grad else into
+                self.targets.append(Target(tensor=saved, box=Box.whole(saved.shape), into=live))
+            return
         tensor = into.tensor if isinstance(into, Shard) else into
         placed = checked_place(item, name, tensor)
         shape, parts = placed.shape, placed.parts

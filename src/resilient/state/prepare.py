@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from resilient.catalog.contents import Contents
 from resilient.errors import ErrorKind, UsageError
 from resilient.format import values
 from resilient.format.documents import Item
+from resilient.state.collector import nothing_collected
 from resilient.state.gathering import unsaveable
 from resilient.state.items import described, own, tree_of, unwrapped
 from resilient.state.matching import NOTHING, Matching
@@ -27,7 +26,6 @@ from resilient.state.rng import Rng
 from resilient.state.stateful_matching import match_extra_state, match_stateful
 from resilient.state.tensors import dtype_of
 from resilient.state.trees import leaves, name_of, replaced
-from resilient.state.wrappers import Shard
 
 
 def prepare(
@@ -61,7 +59,7 @@ def prepare(
             "nothing was asked to be loaded", kind=ErrorKind.INVALID_ARGUMENT, hint="name at least one item"
         )
     loader = _Loader(own(items), manifest, rank=rank, world_size=world_size, strict=strict, notices=notices)
-    with _nothing_collected():
+    with nothing_collected():
         for item in described_items:
             try:
                 loader.match(item, unwrapped(items[item.name]))
@@ -138,10 +136,10 @@ class _Loader:
 
     def _match_mapping(self, root: dict[Any, Any], match: Matching) -> None:
         found = list(leaves(root))
-        shards = [(leaf.content.name, leaf.content) for leaf in found if isinstance(leaf.content, Shard)]
-        match.want((name_of(leaf.path), leaf.content) for leaf in found if isinstance(leaf.content, torch.Tensor))
-        match.want(shards)
-        new = {leaf.path: match.want_value(name_of(leaf.path)) for leaf in found if not leaf.is_tensor}
+        others = [leaf for leaf in found if not isinstance(leaf.content, torch.Tensor)]
+        match.want([(name_of(leaf.path), leaf.content) for leaf in found if isinstance(leaf.content, torch.Tensor)])
+        match.want([(leaf.content.name, leaf.content) for leaf in others if leaf.is_tensor])
+        new = {leaf.path: match.want_value(name_of(leaf.path), leaf.path) for leaf in others if not leaf.is_tensor}
         new = {path: value for path, value in new.items() if value is not NOTHING}
         if new:
             self.plan.installs.append(lambda: replaced(root, new))
@@ -150,21 +148,6 @@ class _Loader:
         snapshot = match.rebuild((), lambda _, saved: torch.empty(saved.shape, dtype=dtype_of(saved.dtype)))
         set_up = rng.derive if derive else rng.restore
         self.plan.last.append(functools.partial(set_up, snapshot, step=self._manifest.attempt.step, rank=self._rank))
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Keep the collector from going through all objects again and again: with 100,000 tensors, half of the time.
-
-    All that is made here stays, so there is nothing to be found.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _manner(item: Item) -> str:

@@ -6,9 +6,9 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -28,11 +28,11 @@ class UnknownLayoutError(Exception):
     """A layout whose local part cannot be told; the message says why. Callers turn it into a `UsageError`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Placed:
+class Placed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What this process holds of a tensor.
 
-    ``parts``: boxes with live, detached views of that size; none at all on a rank outside the tensor's mesh.
+    ``parts``: boxes with the live elements, of that size and without gradients; none at all on a rank outside the
+    tensor's mesh.
     ``holders``: the global ranks that hold the same; None for a plain tensor, which does not say.
     """
 
@@ -49,7 +49,8 @@ def place(tensor: torch.Tensor) -> Placed:
     """
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
-        return Placed(shape=shape, parts=((Box.whole(shape), tensor.detach()),), holders=None)
+        live = tensor.detach() if tensor.requires_grad else tensor  # which takes longer than all else here
+        return Placed(shape=shape, parts=((Box.whole(shape), live),), holders=None)
     layout = _layout(shape, tensor.device_mesh, tensor.placements)
     if layout is None:
         return Placed(shape=shape, parts=(), holders=())

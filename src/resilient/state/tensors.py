@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any, TypeGuard
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -48,6 +49,16 @@ def why_unsaveable(tensor: torch.Tensor) -> str | None:
         return _why_without_elements(tensor)
     local = local_of(tensor)
     return f"a DTensor of {_type_name(local)}" if type(local) is not torch.Tensor else _why_without_elements(local)
+
+
+def is_simple(content: Any) -> TypeGuard[torch.Tensor]:
+    """Say whether this is a plain tensor whose memory holds its elements, in their order, as they are."""
+    return (
+        type(content) in (torch.Tensor, torch.nn.Parameter)
+        and content.layout is torch.strided
+        and not (content.is_nested or content.is_meta or content.is_neg() or content.is_conj())
+        and content.is_contiguous()
+    )
 
 
 def _why_without_elements(tensor: torch.Tensor) -> str | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import torch
 
 from resilient.errors import CorruptError, ErrorKind
@@ -20,8 +20,7 @@ Path: TypeAlias = tuple[Key, ...]
 _MAX_DEPTH: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Leaf:
+class Leaf(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A tensor, a `Shard`, or the largest container (or other value) around it that has neither inside."""
 
     path: Path
@@ -71,7 +70,9 @@ def key_of(key: object) -> Key:
 
 def name_of(path: Path) -> str:
     """Return the dotted name of a path."""
-    return ".".join(_part(key) for key in path)
+    if len(path) == 1 and type(path[0]) is str:
+        return path[0]  # of which there may be 100,000
+    return ".".join(map(_part, path))
 
 
 def _part(key: Key) -> str:
