@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from resilient.engine import arena as arena_module
 from resilient.engine.arena import Arena
 from resilient.errors import ErrorKind, StoreError
 
@@ -50,6 +51,17 @@ def test_what_is_prepared_is_touched_before_it_is_needed() -> None:
             assert os.fstat(slot.file).st_blocks * 512 >= 40 * MIB
             assert resident(slot.address) >= 40 * MIB
         assert not notices
+
+
+def test_what_is_touched_is_not_touched_again_unless_it_is_mapped_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    touched: list[int] = []
+    monkeypatch.setattr(arena_module, "_madvise", lambda _, nbytes, __: touched.append(nbytes))
+    with arena() as (made, _):
+        for nbytes in (3 * MIB, 3 * MIB, 2 * MIB, 5 * MIB, 5 * MIB):
+            made.prepare(nbytes)
+            assert made.touched(30)
+        assert sum(touched) == len(made.slots) * (3 + 5) * MIB
+        assert max(touched) <= MIB, "nobody else can map memory meanwhile"
 
 
 def test_what_a_slot_holds_stays_when_more_is_prepared() -> None:
@@ -157,6 +169,7 @@ subprocess_ok = os.system("mount -t tmpfs -o size=64m tmpfs /dev/shm") == 0
 if not subprocess_ok:
     sys.exit(77)
 assert os.statvfs("/dev/shm").f_frsize * os.statvfs("/dev/shm").f_blocks == 64 << 20
+from resilient.engine import arena as arena_module
 from resilient.engine.arena import Arena
 arena = Arena(notice=print)
 arena.prepare(100 << 20)

@@ -409,3 +409,22 @@ def test_what_was_prepared_is_not_worked_out_again() -> None:
             assert plan._kept is kept
             assert lying_in(slot, captured, placement) == live(captured)
     slot.close()
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_first_save_starts_no_thread_and_maps_no_memory(overlaps: bool) -> None:
+    # Both wait for the thread that touches the slots: it keeps others from changing what is mapped.
+    captured = capture({"t": {str(n): torch.full((1 << 20,), float(n)) for n in range(4)}}, rank=0, world_size=1)
+    placement = placement_of(captured)
+    slot = Slot.create("test")
+    slot.grow(placement.nbytes)
+    chosen = frozenset(range(4)) if overlaps else frozenset[int]()
+    with Stager(threads=3) as stager:
+        stager.prepare(captured, placement, chosen)
+        before = set(threading.enumerate()), stager._samples._map
+        staging = stager.stage(captured, placement, slot, generation=1, step=1, overlapped=chosen)
+        staging.done.result(30)
+        assert (set(threading.enumerate()), stager._samples._map) == before
+        assert len([each for each in before[0] if each.name.startswith("resilient-copy")]) >= 3
+    assert lying_in(slot, captured, placement) == live(captured)
+    slot.close()

@@ -19,8 +19,8 @@ from resilient.errors import ErrorKind, StoreError
 from resilient.policy.memory import MOST_SLOTS, slots_that_fit
 from resilient.writer.slot import HEADER_NBYTES, Slot
 
-_BLOCK_NBYTES: Final = 16 << 20
-"""While a block is mapped, other threads cannot map memory: for a millisecond or two."""
+_BLOCK_NBYTES: Final = 1 << 20
+"""While a block is mapped, other threads cannot map memory, or start a thread, as training and its first save do."""
 
 _NICENESS: Final = 10
 _MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; an older one touches when it copies
@@ -62,6 +62,8 @@ class Arena:
         self._nbytes = -1
         self._taken: set[int] = set()
         self._lock = threading.RLock()
+        self._touching = threading.Lock()  # two threads at once would keep others from mapping memory twice as long
+        self._touched: dict[int, tuple[int, int]] = {}  # address and size of what is touched of a slot, by its number
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -155,21 +157,26 @@ class Arena:
     def _touch(self, slots: list[Slot]) -> None:
         """Have the system find the memory for some slots, block by block; what they hold stays."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        for slot in slots:
-            with self._lock:
-                payload, address, file = slot.payload, slot.address, slot.file  # the view keeps it where it is
-            for start in range(0, len(payload), _BLOCK_NBYTES):
-                nbytes = min(_BLOCK_NBYTES, len(payload) - start)
-                if self._stop.is_set():
-                    return
-                try:
-                    os.posix_fallocate(file, HEADER_NBYTES + start, nbytes)
-                except OSError as error:
-                    self._notice(f"memory for staging could not be reserved: {error}")
-                    return
-                _madvise(address + start, nbytes, _MADV_POPULATE_WRITE)
-            if self._pins:
-                self._pin(slot)
+        with self._touching:
+            for slot in slots:
+                with self._lock:
+                    payload, address, file = slot.payload, slot.address, slot.file  # the view keeps it where it is
+                number, extent = self.slots.index(slot), (address, len(payload))
+                if self._touched.get(number) == extent:
+                    continue
+                for start in range(0, len(payload), _BLOCK_NBYTES):
+                    nbytes = min(_BLOCK_NBYTES, len(payload) - start)
+                    if self._stop.is_set():
+                        return
+                    try:
+                        os.posix_fallocate(file, HEADER_NBYTES + start, nbytes)
+                    except OSError as error:
+                        self._notice(f"memory for staging could not be reserved: {error}")
+                        return
+                    _madvise(address + start, nbytes, _MADV_POPULATE_WRITE)
+                self._touched[number] = extent
+                if self._pins:
+                    self._pin(slot)
 
     def _pin(self, slot: Slot) -> None:
         with self._lock:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Collection
+from contextlib import suppress
+from typing import Final
 
 import torch
+
+_HUGE_PAGE_NBYTES: Final = 2 << 20
 
 
 class Bounce:
@@ -31,8 +35,8 @@ class Bounce:
         shift = at % mmap.PAGESIZE
         held = self._held.get(use)
         if held is None or held.numel() < shift + nbytes:
-            raw = torch.empty(nbytes + 2 * mmap.PAGESIZE, dtype=torch.uint8, pin_memory=bool(self._streams))
-            held = self._held[use] = raw[-raw.data_ptr() % mmap.PAGESIZE :]
+            room = nbytes + mmap.PAGESIZE
+            held = self._held[use] = _pinned(room) if self._streams else _in_huge_pages(room)
         return held[shift : shift + nbytes]
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
@@ -48,3 +52,23 @@ class Bounce:
         """Wait until all that was copied from here has arrived."""
         for stream in self._streams.values():
             stream.synchronize()
+
+
+def _pinned(nbytes: int) -> torch.Tensor:
+    raw = torch.empty(nbytes + mmap.PAGESIZE, dtype=torch.uint8, pin_memory=True)
+    return raw[-raw.data_ptr() % mmap.PAGESIZE :]
+
+
+def _in_huge_pages(nbytes: int) -> torch.Tensor:
+    """Return memory that starts with a page, and is made of huge ones if the system has some.
+
+    A disk is told of each piece of memory that lies in one, and takes only so many (some 250) with a request: a huge
+    page is one piece where 512 small ones are as many, unless they happen to be neighbors. Reads past the page cache
+    took a quarter to half of the time for it.
+    """
+    whole = -(-nbytes // _HUGE_PAGE_NBYTES) * _HUGE_PAGE_NBYTES
+    memory = mmap.mmap(-1, whole + _HUGE_PAGE_NBYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    raw = torch.frombuffer(memory, dtype=torch.uint8)
+    return raw[-raw.data_ptr() % _HUGE_PAGE_NBYTES :][:whole]

@@ -29,6 +29,7 @@ _SHARED_NBYTES: Final = 8 << 20
 _COMPARED_SAVES: Final = 2
 _COMPARED_SHARE: Final = 16
 _SETTLE_TIMEOUT_S: Final = 600.0
+_START_TIMEOUT_S: Final = 10.0
 _ASKED: Final = ("rng", "stateful")
 """Kinds of items that are asked for their state, and mostly answer with new tensors."""
 
@@ -49,7 +50,7 @@ class Stager:
         self, *, threads: int | None = None, pool: Executor | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._threads = threads or copying_threads(1)
-        self._pool = pool or ThreadPoolExecutor(self._threads, thread_name_prefix="resilient-copy")
+        self._pool = pool or _started_pool(self._threads)
         self._clock = clock
         self._samples = Slot.create("samples")
         self._plan: CopyPlan | None = None
@@ -116,7 +117,9 @@ class Stager:
     def _copies(self, captured: Captured, placement: Placement, overlapped: Collection[int]) -> Copies:
         with self._planning:
             plan = self._plan = self._planned(captured, placement, overlapped)
-            return plan.copies(captured.locals)
+            copies = plan.copies(captured.locals)
+            self._samples.grow(sum(probe.nbytes for probe in copies.probes))
+            return copies
 
     def _planned(self, captured: Captured, placement: Placement, overlapped: Collection[int]) -> CopyPlan:
         plan = self._plan
@@ -174,7 +177,6 @@ class Staging:
         storages = list(map(Tensor.untyped_storage, self._tensors.values()))
         self._storages = dict(zip(self._tensors, storages, strict=True))
         self._addresses = dict(zip(self._tensors, map(UntypedStorage.data_ptr, storages), strict=True))
-        self._samples.grow(sum(probe.nbytes for probe in copies.probes))
         for probe, at in self._probes():
             probe.take(self._samples, at)
         if copies.device_now or copies.device_later:
@@ -293,6 +295,15 @@ class Staging:
         self._tensors = {}
         self._storages = {}
         self._settled.set()
+
+
+def _started_pool(threads: int) -> ThreadPoolExecutor:
+    """Return a pool whose threads run: to start them at the first save would hold it up while slots are touched."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="resilient-copy")
+    together = threading.Barrier(threads, timeout=_START_TIMEOUT_S)
+    for _ in range(threads):
+        pool.submit(together.wait)  # none is free for the next one before all of them run
+    return pool
 
 
 def _interrupted(by: BaseException) -> StoreError:
