@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -12,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from resilient.engine.handle import committed_handle
 from resilient.engine.save_settings import SaveSettings
 from resilient.errors import ErrorKind, StoreError
+from resilient.events import Notice
 from resilient.format.digest import BytesLike
 from resilient.state.capture import capture
+from resilient.state.leaves import Captured
 from resilient.store.memory import MemoryStore
 from tests.engine.rank_threads import make_ranks
 
@@ -34,6 +38,10 @@ class Gated(MemoryStore):
             if self._refuses:
                 raise StoreError("no space", kind=ErrorKind.NO_SPACE)
         super().put(key, parts)
+
+
+def state() -> Captured:
+    return capture({"s": {"w": torch.ones(100_000)}}, rank=0, world_size=1)
 
 
 @pytest.mark.field_report("BR-167")
@@ -61,3 +69,54 @@ def test_what_was_staged_is_free_before_callbacks_run(stage: str, refuses: bool)
     assert called.wait(30)
     assert seen == [(True, True)], "the state that was saved, and the slot that it was staged in"
     assert rank.saver.close(30)
+
+
+@pytest.mark.parametrize("stage", ["staged", "persisted", "committed"])
+def test_a_callback_may_wait_for_another_save(stage: str) -> None:
+    store = Gated(refuses=False)
+    (rank,) = make_ranks(store, 1)
+    first = rank.saver.save(1, state(), reason="test")
+    second = rank.saver.save(2, state(), reason="test")
+    ends: list[int] = []
+    getattr(first, stage).add_done_callback(lambda _: ends.append(second.committed.result(20)))
+    store.open.set()
+    second.wait(10)
+    assert rank.saver.close(30)
+    assert ends == [2], "and the end has waited for the callback"
+
+
+def test_what_a_callback_raises_is_reported_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: hooked.append(arguments.exc_type))
+    store = Gated(refuses=False)
+    (rank,) = make_ranks(store, 1)
+    handle = rank.saver.save(1, state(), reason="test")
+    called: list[object] = []
+    for callback in (lambda _: sys.exit(1), lambda _: 1 // 0, called.append):
+        handle.committed.add_done_callback(callback)
+    store.open.set()
+    handle.wait(20)
+    assert rank.saver.close(30)
+    assert hooked == [SystemExit, ZeroDivisionError]
+    assert called == [handle.committed]
+
+
+def test_a_callback_that_never_returns_is_not_waited_for() -> None:
+    store = Gated(refuses=False)
+    store.open.set()
+    (rank,) = make_ranks(store, 1)
+    handle = rank.saver.save(1, state(), reason="test")
+    never = threading.Event()
+    handle.committed.add_done_callback(lambda _: never.wait(60))
+    handle.wait(20)
+    rank.saver.save(2, state(), reason="test").wait(20)
+    assert rank.saver.close(2)
+    assert any(isinstance(each, Notice) and "callback" in each.message for each in rank.events)
+    never.set()
+
+
+def test_callbacks_of_what_is_over_run_too() -> None:
+    handle = committed_handle(3)
+    called: list[object] = []
+    handle.committed.add_done_callback(called.append)
+    assert called == [handle.committed]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
+from resilient.engine.callbacks import Stage
 from resilient.errors import ErrorKind, StoreError
 
 
@@ -14,15 +16,17 @@ class SaveHandle:
     ``staged``: the state is copied; training may change it. ``persisted``: this rank's bytes are durable.
     ``committed``: every rank's are, and the step counts; its result is the step. If the save fails, those that are not
     yet complete carry the error.
+
+    Their callbacks run one after another on a thread of their own, so they may take long, and wait for other saves. The
+    end of a run waits for them, for as long as it waits for its writer.
     """
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, *, call: Callable[[Callable[[], object]], object] = lambda now: now()) -> None:
+        """``call`` is given the callbacks that are due."""
         self.step = step
-        self.staged: Future[None] = Future()
-        self.persisted: Future[None] = Future()
-        self.committed: Future[int] = Future()
-        for future in (self.staged, self.persisted, self.committed):
-            future.set_running_or_notify_cancel()  # a save cannot be called back, and `cancel` says so
+        self.staged: Future[None] = Stage(call)
+        self.persisted: Future[None] = Stage(call)
+        self.committed: Future[int] = Stage(call)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the step is committed.
