@@ -35,6 +35,7 @@ _IDENTITIES = {
     "owner": ["Admin", "Read", "Write", "List", "Tagging"],
     "reader": ["Read", "List"],
     "blind": ["Read", "Write"],
+    "guest": [f"{action}:{BUCKET}/guest*" for action in ("Read", "Write", "List")],
 }
 
 
@@ -45,7 +46,10 @@ class S3Server:
     endpoint: str
 
     def options(self, user: str = "owner") -> dict[str, Any]:
-        """Return the ``storage_options`` for one of the users: owner, reader (no writing), blind (no listing)."""
+        """Return the ``storage_options`` for one of the users.
+
+        They are owner, reader (no writing), blind (no listing), and guest (everything, below `guest_url`).
+        """
         return {"endpoint_url": self.endpoint, "key": f"{user}-key", "secret": f"{user}-secret"}
 
     def environment(self, user: str = "owner") -> dict[str, str]:
@@ -57,6 +61,10 @@ class S3Server:
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+
+    @property
+    def guest_url(self) -> str:
+        return f"s3://{BUCKET}/guest"
 
     def fresh_url(self) -> str:
         """Return a place where nothing is."""

@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
 
 from resilient.catalog.doctor import Finding, examine
@@ -20,6 +23,8 @@ from resilient.store.base import Capabilities, Store
 from resilient.store.fsspec_store import FsspecStore
 from resilient.store.memory import MemoryStore
 from resilient.store.open import open_store
+from resilient.store.retrying import Retrying
+from resilient.testing.faulty_store import Fault, FaultyStore, Mode
 from tests.s3_server import S3Server
 from tests.store.conformance import names_in
 
@@ -82,6 +87,17 @@ class Unpromising(MemoryStore):
     capabilities = Capabilities(conditional_create=False, atomic_put=True, ranged_read=True)
 
 
+class Careless(Unpromising):
+    """Decides nothing: whoever comes overwrites, and believes to have won."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        if key in self.list(""):
+            return self.get(key) == data
+        time.sleep(0.05)  # all who race have looked by then
+        self.put(key, [data])
+        return True
+
+
 class Late(SystemClock):
     """Deadlines pass at once; for stores that would be waited for."""
 
@@ -128,14 +144,59 @@ def test_a_real_s3_server_passes_and_nothing_stays(s3_server: S3Server) -> None:
         (Padding, {"ranged read": "G2"}),
         (Immortal, {"delete": "G11", "clean-up": "G11"}),
         (Mangling, {"unusual names": "G1"}),
-        (Unpromising, {"create-if-absent under a race": "G12"}),
-        (lambda: FsspecStore(MemoryFileSystem(), "/test-doctor"), {"create-if-absent under a race": "G12"}),
     ],
-    ids=["two winners", "stale reads", "one page", "padding", "no deletes", "mangled names", "no promise", "fsspec"],
+    ids=["two winners", "stale reads", "one page", "padding", "no deletes", "mangled names"],
 )
 def test_a_store_that_breaks_a_promise_is_found_out(make: Callable[[], Store], breaks: dict[str, str]) -> None:
     found = bad(examine(make(), clock=Late()))
     assert found == {name: promise for name, promise in breaks.items() if promise != "ok"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Unpromising, Careless, lambda: FsspecStore(MemoryFileSystem(), "/test-doctor")],
+    ids=["no promise", "two winners", "fsspec"],
+)
+def test_a_store_without_create_if_absent_works_and_says_what_it_cannot_guarantee(make: Callable[[], Store]) -> None:
+    findings = examine(make())
+    assert bad(findings) == {}
+    (limited,) = [finding for finding in findings if finding.limited]
+    assert (limited.name, limited.promise) == ("create-if-absent under a race", "G12")
+    assert "safe for one launch of a run at a time" in limited.detail
+    assert "both may believe that they won" in limited.detail
+
+
+LOSSES = Fault(mode=Mode.DROP_UNSYNCED, verbs=frozenset({"put", "create"}), key="*/kept/*", times=None)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [LOSSES, replace(LOSSES, at=7, times=1), replace(LOSSES, verbs=frozenset({"create"}))],
+    ids=["all", "one of them", "creates"],
+)
+def test_a_store_that_loses_acknowledged_writes_is_found_out(fault: Fault) -> None:
+    def after_a_crash() -> Store:
+        store.crash()
+        return store
+
+    store = FaultyStore(MemoryStore(), fault)
+    findings = examine(store, reopen=after_a_crash)
+    assert bad(findings) == {"acknowledged writes stay": "G1"}
+    (found,) = [finding for finding in findings if not finding.ok]
+    assert "the store loses acknowledged writes" in found.detail
+    assert "a step that was reported as saved may be gone or torn" in found.detail
+
+
+def test_a_store_that_forgets_at_once_is_found_out_without_another_connection() -> None:
+    class Forgetful(MemoryStore):
+        """Keeps the newest few objects, as a cache does."""
+
+        def put(self, key: str, parts: Sequence[BytesLike]) -> None:
+            super().put(key, parts)
+            for old in list(self.list(""))[:-8]:
+                self.delete(old)
+
+    assert bad(examine(Forgetful(), clock=Late()))["acknowledged writes stay"] == "G1"
 
 
 def test_without_access_there_is_one_finding_that_says_why() -> None:
@@ -178,7 +239,7 @@ def test_the_command_says_ok_for_a_good_place(tmp_path: Path) -> None:
     document = json.loads(CliRunner().invoke(doctor, [str(tmp_path), "--json"]).output)
     assert document["ok"] is True
     assert document["url"] == str(tmp_path)
-    assert {"name", "ok", "detail", "promise"} == set(document["findings"][0])
+    assert {"name", "ok", "detail", "promise", "limited"} == set(document["findings"][0])
     assert names_in(tmp_path) == []
 
 
@@ -190,6 +251,35 @@ def test_the_command_ends_with_13_and_names_the_promise(tmp_path: Path) -> None:
     result = CliRunner().invoke(doctor, [str(tmp_path / "file"), "--json"])
     assert result.exit_code == 13
     assert json.loads(result.output)["findings"][0]["promise"] == "G15"
+
+
+def test_the_command_names_what_a_store_without_create_if_absent_cannot_guarantee() -> None:
+    place = "fsspec-memory://test-doctor-cli"
+    register_implementation("fsspec-memory", MemoryFileSystem, clobber=True)
+    result = CliRunner().invoke(doctor, [place])
+    assert result.exit_code == 0, result.output
+    assert "limits G12" in result.output
+    assert "can be trusted with one launch of a run at a time" in result.output
+    assert "cannot guarantee G12 if several run at once" in result.output
+
+
+def test_the_command_says_that_a_store_loses_acknowledged_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FaultyStore(MemoryStore(), LOSSES)
+    opened: list[Retrying] = []
+
+    def opening(place: str) -> Retrying:
+        if opened:
+            store.crash()
+        opened.append(open_store(store))
+        return opened[-1]
+
+    monkeypatch.setattr("resilient.cli.doctor.open_store", opening)
+    result = CliRunner().invoke(doctor, ["memory://lossy"])
+    assert result.exit_code == 13, result.output
+    assert "breaks G1 " in result.output
+    assert "loses acknowledged writes" in result.output
+    assert "does not keep G1: no run is safe there" in result.output
+    assert len(opened) == 2
 
 
 def test_the_command_starts_without_torch(tmp_path: Path) -> None:

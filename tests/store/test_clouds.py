@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import secrets
 import subprocess
 import sys
 import time
@@ -10,12 +12,17 @@ from typing import Any
 
 import pytest
 
-from resilient.errors import ErrorKind, ResilientError, StoreError, UsageError
+from resilient.clock import SYSTEM_CLOCK
+from resilient.errors import ErrorKind, NotFoundError, ResilientError, StoreError, UsageError
+from resilient.store import object_store, s3
+from resilient.store.base import Store
+from resilient.store.clouds import open_with_fsspec
 from resilient.store.fork_safe import ForkSafe
 from resilient.store.object_store import ObjectStore
 from resilient.store.open import open_store, recipe
 from resilient.store.probe import probe
 from resilient.store.s3 import S3Store
+from resilient.testing.proxy import FaultProxy, HttpFault, HttpRule
 from tests.s3_server import BUCKET, S3Server
 
 CLIENTS = ("obstore", "fsspec")
@@ -131,6 +138,7 @@ def test_a_probe_tells_in_seconds_what_is_wrong(
     assert caught.value.hint
 
 
+@pytest.mark.field_report("BR-033", "BR-145")
 @pytest.mark.s3
 def test_a_missing_bucket_is_told_and_not_made(s3_server: S3Server, client: str) -> None:
     store = open_store("s3://no-such-bucket/run", storage_options={**s3_server.options(), "client": client})
@@ -160,13 +168,118 @@ def test_secrets_are_not_in_errors(s3_server: S3Server, client: str) -> None:
     assert "very-secret-value" not in f"{caught.value!r} {caught.value} {caught.value.__cause__}"
 
 
+@pytest.mark.field_report("BR-033")
 @pytest.mark.s3
-def test_what_another_client_writes_is_seen_at_once(s3_server: S3Server) -> None:
+def test_rights_below_one_prefix_are_enough(s3_server: S3Server, client: str) -> None:
+    options = {**s3_server.options("guest"), "client": client}
+    store = open_store(f"{s3_server.guest_url}/{secrets.token_hex(4)}", storage_options=options)
+    probe(store)
+    store.put("a/key", [b"x"])
+    assert list(store.list("a/")) == ["a/key"]
+    with pytest.raises(NotFoundError):
+        store.get("a/missing")
+    store.delete("a/key")
+    assert list(store.list("")) == []
+    with pytest.raises(StoreError) as caught:
+        probe(open_store(s3_server.fresh_url(), storage_options=options))
+    assert caught.value.kind is ErrorKind.ACCESS_DENIED
+
+
+@pytest.mark.field_report("BR-033")
+@pytest.mark.s3
+def test_a_missing_object_that_is_answered_like_a_forbidden_one_names_the_right_to_list(
+    s3_server: S3Server, client: str
+) -> None:
+    with FaultProxy(s3_server.endpoint, HttpRule(fault=HttpFault.DENIED, methods=frozenset({"GET", "HEAD"}))) as wire:
+        options = {**s3_server.options(), "client": client, "endpoint_url": wire.url}
+        store = open_store(s3_server.fresh_url(), storage_options=options)
+        for call in (store.get, store.size):
+            with pytest.raises(StoreError, match="missing") as caught:
+                call("missing")
+            assert caught.value.kind is ErrorKind.ACCESS_DENIED
+            assert "allow listing the bucket (without that, a missing object is answered like a forbidden one)" in str(
+                caught.value.hint
+            )
+
+
+@pytest.mark.field_report("BR-028")
+@pytest.mark.s3
+def test_bodies_that_arrive_incomplete_are_sent_again(
+    s3_server: S3Server, client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (object_store, s3):
+        monkeypatch.setattr(module, "REQUEST_BYTES", 5 << 20)  # the smallest part that S3 takes
+    broken = HttpRule(fault=HttpFault.INCOMPLETE_BODY, methods=frozenset({"PUT"}), path="*partNumber*", every=20)
+    with FaultProxy(s3_server.endpoint, broken) as wire:
+        options = {**s3_server.options(), "client": client, "endpoint_url": wire.url}
+        store = open_store(s3_server.fresh_url(), storage_options=options)
+        for number in range(7):
+            content = secrets.token_bytes((15 << 20) + number)
+            store.put(f"large-{number}", [content])
+            assert store.get(f"large-{number}") == content
+            store.delete(f"large-{number}")
+        assert wire.injected[HttpFault.INCOMPLETE_BODY] >= 2
+        sent = sum(request.method == "PUT" and "partNumber" in request.path for request in wire.requests)
+        assert client == "obstore" or sent == 4 * 7 - 1 + wire.injected[HttpFault.INCOMPLETE_BODY], "the part alone"
+
+
+def opened(way: str, url: str, server: S3Server) -> Store:
+    """Open a place in one of the ways in which a bucket is reached; ``generic``: as what only fsspec knows."""
+    if way == "generic":
+        return open_with_fsspec(url, server.options(), SYSTEM_CLOCK)
+    return open_store(url, storage_options={**server.options(), "client": way})
+
+
+@pytest.mark.field_report("BR-015")
+@pytest.mark.s3
+@pytest.mark.parametrize("theirs", CLIENTS)
+@pytest.mark.parametrize("way", [*CLIENTS, "generic"])
+def test_what_another_client_writes_is_seen_at_once(s3_server: S3Server, way: str, theirs: str) -> None:
     url = s3_server.fresh_url()
-    mine, theirs = (open_store(url, storage_options={**s3_server.options(), "client": each}) for each in CLIENTS)
-    for turn in range(5):
+    mine, other = opened(way, url, s3_server), opened(theirs, url, s3_server)
+    for turn in range(3):
         assert sorted(mine.list("a/")) == [f"a/{each}" for each in range(turn)]
-        theirs.put(f"a/{turn}", [b"x"])
+        with pytest.raises(NotFoundError):
+            mine.size(f"a/{turn}")
+        other.put(f"a/{turn}", [b"x"])
+        assert mine.size(f"a/{turn}") == 1
+        assert mine.get(f"a/{turn}") == b"x"
+
+
+@pytest.mark.field_report("BR-016")
+@pytest.mark.s3
+@pytest.mark.parametrize("way", [*CLIENTS, "generic"])
+def test_answers_do_not_depend_on_what_was_asked_before(s3_server: S3Server, way: str) -> None:
+    url, seed = s3_server.fresh_url(), 20261201
+    draw = random.Random(seed)
+    mine, other = opened(way, url, s3_server), opened("obstore", url, s3_server)
+    keys = ["step/1/a", "step/1/b", "step/2/a", "step-1/a", "steps", "step.1"]
+    there: dict[str, bytes] = {}
+    for turn in range(80):
+        key, content = draw.choice(keys), b"%d" % turn
+        message = f"turn {turn}, seed {seed}"
+        match draw.choice(["put", "delete", "list", "folders", "size", "get"]):
+            case "put":
+                draw.choice([mine, other]).put(key, [content])
+                there[key] = content
+            case "delete":
+                draw.choice([mine, other]).delete(key)
+                there.pop(key, None)
+            case "list":
+                prefix = draw.choice(["", "step/", "step/1/", "nothing/"])
+                assert sorted(mine.list(prefix)) == sorted(key for key in there if key.startswith(prefix)), message
+            case "folders":
+                below = {name.split("/")[1] for name in there if name.startswith("step/")}
+                assert below <= set(mine.folders("step/")), message
+                assert not set(mine.folders("nothing/")), message
+            case question:
+                for asked in (key, "step", "step/1"):
+                    ask = mine.size if question == "size" else mine.get
+                    if asked in there:
+                        assert ask(asked) == (len(there[asked]) if question == "size" else there[asked]), message
+                    else:
+                        with pytest.raises(NotFoundError):
+                            ask(asked)
 
 
 FORK = """

@@ -115,6 +115,7 @@ def test_where_the_system_refuses_the_object_goes_through_the_cache(
     assert store.get("key") == data
 
 
+@pytest.mark.field_report("BR-140", "BR-141")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("where", ["reserving", "writing"])
 def test_a_full_disk_is_said_and_leaves_nothing(

@@ -25,6 +25,9 @@ class TestLocalFileSystem(StoreConformance):
     def store(self, tmp_path: Path) -> Store:
         return FsspecStore(LocalFileSystem(), str(tmp_path / "run"))
 
+    def reopen(self, store: Store) -> Store:
+        return FsspecStore(LocalFileSystem(), store.url.removeprefix("file://"))
+
 
 class TestMemoryFileSystem(StoreConformance):
     @pytest.fixture

@@ -3,10 +3,12 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from resilient.errors import ErrorKind, NotFoundError, StoreError
 from resilient.store.base import Store
 from resilient.store.local import TEMPORARY, LocalStore
+from resilient.testing.processes import full_disk
 from tests.store.conformance import StoreConformance, names_in, together
 
 
@@ -22,6 +25,9 @@ class TestLocalStore(StoreConformance):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         return LocalStore(tmp_path / "made" / "with the first object")
+
+    def reopen(self, store: Store) -> Store:
+        return LocalStore(store.url)
 
 
 @pytest.fixture
@@ -160,6 +166,39 @@ def test_a_killed_writer_leaves_only_what_nobody_sees(store: LocalStore, call: s
     assert all(name.startswith(TEMPORARY) for name in leftovers)
 
 
+@pytest.mark.field_report("BR-007")
+def test_unfinished_files_are_swept_when_nobody_has_written_to_them_for_long(store: LocalStore) -> None:
+    store.put("folder/key", [b"x"])
+    names = [f"{TEMPORARY}4711-{number:016x}" for number in range(2)]
+    for name in (*names, f"{TEMPORARY}of somebody else"):
+        path = store.root / "folder" / name
+        path.write_bytes(b"half")
+        if name != names[1]:
+            os.utime(path, (1_000, 1_000))
+    assert store.sweep(datetime.now(UTC) - timedelta(hours=1)) == 1
+    assert names_in(store.root / "folder") == [names[1], f"{TEMPORARY}of somebody else", "key"]
+    assert LocalStore(store.root / "nothing").sweep(datetime.now(UTC)) == 0
+
+
+@pytest.mark.field_report("BR-141")
+def test_the_space_that_is_told_is_that_of_the_disk_which_is_full() -> None:
+    with full_disk(8 << 20) as place:
+        if place.how != "mount":
+            pytest.skip("this process may not mount")
+        store = LocalStore(place.path / "a" / "run")
+        first = os.urandom(5 << 20)
+        store.put("first", [first])
+        with pytest.raises(StoreError) as caught:
+            store.put("second", [bytes(5 << 20)])
+        assert caught.value.kind is ErrorKind.NO_SPACE
+        told = re.search(r"\(5,242,880 bytes needed, ([\d,]+) free\)", str(caught.value))
+        assert told, caught.value
+        assert 2 << 20 < int(told[1].replace(",", "")) <= 3 << 20
+        assert store.get("first") == first
+        assert names_in(store.root) == ["first"]
+
+
+@pytest.mark.field_report("BR-140", "BR-141")
 def test_a_full_disk_says_what_was_needed_and_what_is_free(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (errno.ENOSPC, errno.EDQUOT):
 
@@ -196,6 +235,7 @@ def test_errors_of_the_system_are_classified(
         assert (caught.value.kind, caught.value.retryable) == (kind, retryable)
 
 
+@pytest.mark.field_report("BR-023")
 def test_without_hard_links_a_create_is_refused(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*arguments: object, **options: object) -> None:
         raise OSError(errno.EPERM, "not here")

@@ -7,6 +7,8 @@ import fcntl
 import mmap
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,3 +118,39 @@ def test_a_file_system_without_direct_reads_is_read_through_the_cache(
     assert read(file, 0, memory) == memory.nbytes
     assert refused
     assert bytes(memory) == content[: memory.nbytes]
+
+
+TRUNCATED = """
+import os, sys
+from resilient.store import local
+from resilient.store.local import LocalStore
+
+def refuse(event, arguments):
+    if event == "mmap.__new__" and arguments[0] != -1:
+        raise RuntimeError("a file is mapped")
+
+store = LocalStore(sys.argv[1])
+store.put("shard", [bytes(8 << 20)])
+sys.addaudithook(refuse)
+preadv = os.preadv
+
+def truncate(*arguments):  # when the file is open already, as another node does it while this one reads
+    os.truncate(store.root / "shard", 1 << 20)
+    return preadv(*arguments)
+
+os.preadv = truncate
+try:
+    store.read_into("shard", 0, memoryview(bytearray(8 << 20)))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.field_report("BR-231")
+def test_a_file_that_gets_shorter_while_it_is_read_is_an_error_with_its_cause(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TRUNCATED, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, f"SIGBUS is -7: {done.stderr}"
+    assert done.stdout.startswith("CorruptError object 'shard' in ")
+    assert "ends at byte 1048576; bytes 0 to 8388608 are wanted" in done.stdout

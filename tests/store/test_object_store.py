@@ -3,7 +3,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,9 +15,9 @@ from resilient.store.base import Store
 from resilient.store.object_store import ObjectStore
 from resilient.store.retrying import Retrying
 from resilient.store.throttled import Bandwidth
+from resilient.testing.proxy import FaultProxy, HttpFault, HttpRequest, HttpRule
 from tests.s3_server import BUCKET, S3Server
 from tests.store.conformance import StoreConformance
-from tests.store.wire import Fault, Request, Wire, every, wire_to
 
 pytestmark = pytest.mark.s3
 
@@ -35,6 +35,10 @@ class TestObjectStore(StoreConformance):
     def store(self, s3_server: S3Server) -> Store:
         return connected(s3_server)
 
+    def reopen(self, store: Store) -> Store:
+        assert isinstance(store, ObjectStore)
+        return ObjectStore(store.url, store._connect)
+
 
 @pytest.fixture(autouse=True)
 def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,33 +46,31 @@ def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def wire(s3_server: S3Server) -> Iterator[Wire]:
-    with wire_to(s3_server.endpoint) as found:
-        yield found
+def wire(s3_server: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy(s3_server.endpoint) as proxy:
+        yield proxy
 
 
 @pytest.fixture
-def store(s3_server: S3Server, wire: Wire) -> ObjectStore:
-    return connected(s3_server, endpoint_url=wire.endpoint)
+def store(s3_server: S3Server, wire: FaultProxy) -> ObjectStore:
+    return connected(s3_server, endpoint_url=wire.url)
 
 
-def uploads_a_part(request: Request) -> bool:
+PART: dict[str, Any] = {"methods": frozenset({"PUT"}), "path": "*partNumber*"}
+COMPLETION: dict[str, Any] = {"methods": frozenset({"POST"}), "path": "*uploadId*"}
+CONTENT: dict[str, Any] = {"methods": frozenset({"PUT"})}
+READ: dict[str, Any] = {"methods": frozenset({"GET"})}
+
+
+def uploads_a_part(request: HttpRequest) -> bool:
     return request.method == "PUT" and "partNumber" in request.path
 
 
-def puts_an_object(request: Request) -> bool:
+def puts_an_object(request: HttpRequest) -> bool:
     return request.method == "PUT" and "partNumber" not in request.path
 
 
-def carries_content(request: Request) -> bool:
-    return request.method == "PUT"
-
-
-def completes(request: Request) -> bool:
-    return request.method == "POST" and "uploadId" in request.path
-
-
-def gets(request: Request) -> bool:
+def gets(request: HttpRequest) -> bool:
     return request.method == "GET"
 
 
@@ -78,27 +80,27 @@ def read(store: Store, key: str, nbytes: int, start: int = 0) -> bytearray:
     return into
 
 
-def test_large_objects_go_up_in_parts_and_come_down_in_ranges(store: ObjectStore, wire: Wire) -> None:
+def test_large_objects_go_up_in_parts_and_come_down_in_ranges(store: ObjectStore, wire: FaultProxy) -> None:
     content = secrets.token_bytes(3 * REQUEST_BYTES + 17)
     view = memoryview(content)
     store.put("large", [view[:100], view[100 : 7 * MIB], view[7 * MIB :]])
-    parts = [request.nbytes for request in wire.seen if uploads_a_part(request)]
+    parts = [request.nbytes for request in wire.requests if uploads_a_part(request)]
     assert sorted(parts) == [17, REQUEST_BYTES, REQUEST_BYTES, REQUEST_BYTES], "whatever the buffers are cut into"
     assert store.size("large") == len(content)
     assert store.get("large") == content
-    wire.seen.clear()
+    wire.requests.clear()
     assert read(store, "large", 2 * REQUEST_BYTES + 5, start=MIB) == content[MIB : MIB + 2 * REQUEST_BYTES + 5]
-    assert sum(map(gets, wire.seen)) == 3
+    assert sum(map(gets, wire.requests)) == 3
 
 
 @pytest.mark.field_report("BR-132")
 def test_an_object_of_too_many_parts_gets_larger_ones(
-    store: ObjectStore, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, wire: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store, "_MOST_PARTS", 2)
     content = secrets.token_bytes(3 * REQUEST_BYTES + 1)
     store.put("large", [content])
-    assert sum(map(uploads_a_part, wire.seen)) == 2
+    assert sum(map(uploads_a_part, wire.requests)) == 2
     assert store.get("large") == content
 
 
@@ -109,11 +111,11 @@ def test_the_buffers_of_a_put_are_free_when_it_returns(store: ObjectStore) -> No
     buffer.release()  # an error if somebody still held it
 
 
-def test_every_body_carries_a_checksum_and_is_not_signed_besides(store: ObjectStore, wire: Wire) -> None:
+def test_every_body_carries_a_checksum_and_is_not_signed_besides(store: ObjectStore, wire: FaultProxy) -> None:
     store.put("small", [b"x"])
     store.put("large", [bytes(REQUEST_BYTES + 1)])
     store.create("claim", b"x")
-    bodies = [request.headers for request in wire.seen if request.method == "PUT"]
+    bodies = [request.headers for request in wire.requests if request.method == "PUT"]
     assert len(bodies) == 4
     for headers in bodies:
         lower = {name.lower(): value for name, value in headers.items()}
@@ -123,69 +125,71 @@ def test_every_body_carries_a_checksum_and_is_not_signed_besides(store: ObjectSt
 
 @pytest.mark.field_report("BR-139")
 @pytest.mark.parametrize("nbytes", [1_000, 2 * REQUEST_BYTES], ids=["one request", "parts"])
-def test_a_bit_flipped_on_the_way_up_is_refused_and_sent_again(store: ObjectStore, wire: Wire, nbytes: int) -> None:
+def test_a_bit_flipped_on_the_way_up_is_refused_and_sent_again(
+    store: ObjectStore, wire: FaultProxy, nbytes: int
+) -> None:
     content = secrets.token_bytes(nbytes)
-    wire.fault = every(1_000, Fault.FLIP_UP, carries_content)
+    wire.use(HttpRule(fault=HttpFault.FLIPPED_UPLOAD, times=1, **CONTENT))
     with pytest.raises(StoreError, match=r"put of 'key'.*BadDigest") as caught:
         store.put("key", [content])
     assert caught.value.retryable
     assert list(store.list("")) == []
-    wire.fault = every(1_000, Fault.FLIP_UP, carries_content)
+    wire.use(HttpRule(fault=HttpFault.FLIPPED_UPLOAD, times=1, **CONTENT))
     Retrying(store).put("key", [content])
     assert store.get("key") == content
 
 
-def test_a_bit_flipped_in_a_claim_is_refused_and_sent_again(store: ObjectStore, wire: Wire) -> None:
-    wire.fault = every(1_000, Fault.FLIP_UP, puts_an_object)
+def test_a_bit_flipped_in_a_claim_is_refused_and_sent_again(store: ObjectStore, wire: FaultProxy) -> None:
+    wire.use(HttpRule(fault=HttpFault.FLIPPED_UPLOAD, times=1, **CONTENT))
     assert Retrying(store).create("claim", b"mine")
     assert store.get("claim") == b"mine"
 
 
-@pytest.mark.parametrize("fault", [Fault.LOSE_REQUEST, Fault.LOSE_ANSWER])
-def test_parts_are_sent_again_one_by_one(store: ObjectStore, wire: Wire, fault: Fault) -> None:
-    wire.fault = every(2, fault, uploads_a_part)
+@pytest.mark.parametrize("fault", [HttpFault.RESET, HttpFault.RESET_IN_BODY, HttpFault.LOST_RESPONSE])
+def test_parts_are_sent_again_one_by_one(store: ObjectStore, wire: FaultProxy, fault: HttpFault) -> None:
+    wire.use(HttpRule(fault=fault, every=2, **PART))
     content = secrets.token_bytes(3 * REQUEST_BYTES)
     store.put("large", [content])
     assert store.get("large") == content
-    starts = [request for request in wire.seen if request.method == "POST" and "uploads" in request.path]
+    starts = [request for request in wire.requests if request.method == "POST" and "uploads" in request.path]
     assert len(starts) == 1
 
 
 @pytest.mark.field_report("BR-137")
-@pytest.mark.parametrize("fault", [Fault.LOSE_REQUEST, Fault.LOSE_ANSWER, Fault.CUT_ANSWER])
-def test_ranges_are_fetched_again_one_by_one(store: ObjectStore, wire: Wire, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [HttpFault.RESET, HttpFault.LOST_RESPONSE, HttpFault.TRUNCATED])
+def test_ranges_are_fetched_again_one_by_one(store: ObjectStore, wire: FaultProxy, fault: HttpFault) -> None:
     content = secrets.token_bytes(3 * REQUEST_BYTES)
     store.put("large", [content])
-    wire.fault = every(2, fault, gets)
+    wire.use(HttpRule(fault=fault, every=2, **READ))
     assert read(store, "large", len(content)) == content
-    assert sum(map(gets, wire.seen)) == 6
+    assert sum(map(gets, wire.requests)) == 6
 
 
-def test_a_bit_flipped_on_the_way_down_is_for_digests_to_find(store: ObjectStore, wire: Wire) -> None:
+def test_a_bit_flipped_on_the_way_down_is_for_digests_to_find(store: ObjectStore, wire: FaultProxy) -> None:
     content = secrets.token_bytes(1_000)
     store.put("key", [content])
-    wire.fault = every(1, Fault.FLIP_DOWN, gets)
+    wire.use(HttpRule(fault=HttpFault.FLIPPED_DOWNLOAD, **READ))
     assert read(store, "key", 1_000) != content
 
 
-def test_a_create_whose_answer_was_lost_recognizes_its_own_object(store: ObjectStore, wire: Wire) -> None:
-    wire.fault = every(1_000, Fault.LOSE_ANSWER, puts_an_object)
+def test_a_create_whose_answer_was_lost_recognizes_its_own_object(store: ObjectStore, wire: FaultProxy) -> None:
+    wire.use(HttpRule(fault=HttpFault.LOST_RESPONSE, times=1, **CONTENT))
     assert Retrying(store).create("claim", b"mine")
-    assert sum(map(puts_an_object, wire.seen)) == 2
+    assert sum(map(puts_an_object, wire.requests)) == 2
     assert not store.create("claim", b"theirs")
 
 
 @pytest.mark.field_report("BR-131")
-@pytest.mark.parametrize("denied", [uploads_a_part, completes])
+@pytest.mark.parametrize("denied", [PART, COMPLETION], ids=["a part", "the completion"])
 def test_a_large_put_that_fails_leaves_no_object_and_no_parts(
-    store: ObjectStore, wire: Wire, s3_server: S3Server, denied: Callable[[Request], bool]
+    store: ObjectStore, wire: FaultProxy, s3_server: S3Server, denied: dict[str, Any]
 ) -> None:
-    wire.fault = every(1, Fault.DENY, denied)
+    wire.use(HttpRule(fault=HttpFault.DENIED, **denied))
     with pytest.raises(StoreError, match=r"put of 'large'") as caught:
         store.put("large", [bytes(3 * REQUEST_BYTES)])
     assert caught.value.kind is ErrorKind.ACCESS_DENIED
     assert list(store.list("")) == []
-    assert [request.path for request in wire.seen if request.method == "DELETE" and "uploadId" in request.path]
+    assert [request.path for request in wire.requests if request.method == "DELETE" and "uploadId" in request.path]
 
 
 def test_an_object_that_ends_early_is_corrupt_also_when_it_is_large(store: ObjectStore) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -10,7 +12,7 @@ from resilient.format.digest import BytesLike
 from resilient.store.base import Store
 from resilient.store.memory import MemoryStore
 from resilient.store.retrying import Retrying
-from tests.store.conformance import StoreConformance
+from tests.store.conformance import StoreConformance, together
 
 
 class HandClock:
@@ -85,6 +87,44 @@ def test_waits_differ_between_ranks_that_failed_together() -> None:
     assert first.sleeps != second.sleeps
 
 
+class Limited(MemoryStore):
+    """Serves so many requests in each tenth of a second, and refuses all others as S3 does."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__("limited")
+        self._most = most
+        self._lock = threading.Lock()
+        self._since_s = time.monotonic()
+        self._served = 0
+        self.refused = 0
+
+    def put(self, key: str, parts: Sequence[BytesLike]) -> None:
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s >= self._since_s + 0.1:
+                self._since_s, self._served = now_s, 0
+            self._served += 1
+            if self._served > self._most:
+                self.refused += 1
+                raise passing()
+        super().put(key, parts)
+
+
+@pytest.mark.field_report("BR-130")
+def test_64_writers_at_a_store_that_takes_fewer_requests_back_off_until_all_are_served() -> None:
+    inner = Limited(10)
+    store = Retrying(inner)
+
+    def write(writer: int) -> None:
+        for number in range(5):
+            store.put(f"{writer}/{number}", [b"x"])
+
+    together(64, write)
+    assert len(list(inner.list(""))) == 64 * 5
+    assert 64 <= inner.refused < 10 * 64 * 5, "they did not wait, or waited in step"
+
+
+@pytest.mark.field_report("BR-130")
 def test_the_deadline_is_one_for_all_tries_and_the_error_says_what_was_tried() -> None:
     inner, clock = Shaky([passing()] * 1_000), HandClock()
     with pytest.raises(StoreError) as caught:

@@ -45,6 +45,10 @@ class TestS3Store(StoreConformance):
     def store(self, filesystem: Any) -> Store:
         return S3Store(filesystem, BUCKET, secrets.token_hex(8))
 
+    def reopen(self, store: Store) -> Store:
+        assert isinstance(store, S3Store)
+        return S3Store(store._filesystem.get(), BUCKET, store._prefix.rstrip("/"))
+
 
 @pytest.fixture
 def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Protocol, runtime_checkable
 
+from resilient.catalog.once import read_or_none
 from resilient.clock import SYSTEM_CLOCK, Clock, Deadline
 from resilient.errors import CorruptError, ErrorKind, NotFoundError, ResilientError, StoreError
 from resilient.format.layout import CONTROL
@@ -20,6 +21,7 @@ from resilient.store.retrying import Retrying
 _RACERS = 6
 _RACES = 3
 _LISTED = 40
+_KEPT = 20
 _LISTING_TIMEOUT_S = 10.0
 _SKEW_S = 60.0  # beyond 15 minutes S3 refuses signatures; between the two, times in reports only look odd
 
@@ -28,12 +30,17 @@ _UNUSUAL: Final = ("with space", "plus+", "per%25cent", "equals=", "größe-日�
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found. ``promise`` is the one that falls where ``ok`` is false; ``detail`` is for people."""
+    """What one check found; ``detail`` is for people.
+
+    ``promise`` is the one that falls where ``ok`` is false. Where ``limited`` is true, the store works, and cannot keep
+    that promise in the case that ``detail`` names.
+    """
 
     name: str
     ok: bool
     detail: str
     promise: str
+    limited: bool = False
 
 
 @runtime_checkable
@@ -55,12 +62,17 @@ class _BrokenError(Exception):
     """A check did not find what it must."""
 
 
+class _LimitedError(Exception):
+    """A check found that something is not promised, and that saving works without it."""
+
+
 class _Bench:
     """A corner of the store to try things in, which remembers what is to be removed."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, reopen: Callable[[], Store] | None) -> None:
         self.store = store
         self.clock = clock
+        self.reopen = reopen
         self.prefix = f"{CONTROL}doctor-{secrets.token_hex(8)}/"
         self.used: set[str] = set()
 
@@ -75,14 +87,19 @@ class _Bench:
 
 
 def examine(
-    store: Store, *, clock: Clock = SYSTEM_CLOCK, progress: Callable[[int, int], None] | None = None
+    store: Store,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    progress: Callable[[int, int], None] | None = None,
+    reopen: Callable[[], Store] | None = None,
 ) -> tuple[Finding, ...]:
     """Try everything that saving and resuming need from ``store``, and remove all of it again.
 
     The first finding says whether the store can be used at all; without that there are no others. ``progress`` is told
-    how many checks of how many are done.
+    how many checks of how many are done. ``reopen`` opens the same place once more, as another process would: what one
+    instance only remembers, the other does not find. It is closed here.
     """
-    bench = _Bench(store.within(TIMEOUT_S) if isinstance(store, Retrying) else store, clock)
+    bench = _Bench(_quick(store), clock, reopen)
     findings: list[Finding] = []
     try:
         for done, (name, promise, check) in enumerate(_CHECKS):
@@ -98,9 +115,15 @@ def examine(
     return tuple(findings if findings[0].ok else findings[:1])
 
 
+def _quick(store: Store) -> Store:
+    return store.within(TIMEOUT_S) if isinstance(store, Retrying) else store
+
+
 def _found(name: str, promise: str, check: Callable[[_Bench], str], bench: _Bench) -> Finding:
     try:
         return Finding(name=name, ok=True, detail=check(bench), promise=promise)
+    except _LimitedError as error:
+        return Finding(name=name, ok=True, detail=str(error), promise=promise, limited=True)
     except _BrokenError as error:
         detail = str(error)
     except ResilientError as error:
@@ -131,15 +154,17 @@ def _one_winner(bench: _Bench) -> str:
 
         with ThreadPoolExecutor(_RACERS) as pool:
             won = list(pool.map(claim, range(_RACERS)))
-        if won.count(True) != 1:
+        if bench.store.get(key) not in [b"racer %d" % racer for racer in range(_RACERS) if won[racer]]:
+            raise _BrokenError("the object that is there is not that of one who was told to have won")
+        if won.count(True) != 1 and bench.store.capabilities.conditional_create:
             raise _BrokenError(
                 f"{won.count(True)} of {_RACERS} writers were told that they had created the same object"
             )
-        if bench.store.get(key) != b"racer %d" % won.index(True):
-            raise _BrokenError("the object that is there is not the winner's")
     if not bench.store.capabilities.conditional_create:
-        raise _BrokenError(
-            "one won each time here, but this kind of store does not promise it: use it for one run at a time"
+        raise _LimitedError(
+            "this kind of store does not decide between two writers: attempts of unique names and reading back make it "
+            "safe for one launch of a run at a time; if two start or commit at the same moment, both may believe that "
+            "they won, and what the one saved may not count"
         )
     return f"one winner in each of {_RACES} races of {_RACERS}"
 
@@ -166,6 +191,35 @@ def _read_after_write(bench: _Bench) -> str:
         if bench.store.get(same) != content:
             raise _BrokenError("after an overwrite the old content was read")
     return "new and overwritten objects read as written, 10 times each"
+
+
+def _kept(bench: _Bench) -> str:
+    """Look whether what was acknowledged is there, once all of it was written, and from a connection of its own."""
+    kept = {bench.key(f"kept/{index}"): secrets.token_bytes(64) for index in range(_KEPT)}
+    for index, (key, content) in enumerate(kept.items()):
+        if index % 2:
+            bench.store.put(key, [b"what is overwritten"])
+            bench.store.put(key, [content])
+        elif not bench.store.create(key, content):
+            raise _BrokenError("an object that nobody had created was said to be there")
+    if bench.reopen is None:
+        _check_kept(bench.store, kept)
+        return f"{_KEPT} objects stay (looked at through the connection that wrote them)"
+    another = _quick(bench.reopen())
+    try:
+        _check_kept(another, kept)
+    finally:
+        another.close()
+    return f"{_KEPT} objects, overwritten ones too, are there for another connection"
+
+
+def _check_kept(store: Store, kept: Mapping[str, bytes]) -> None:
+    lost = [key for key, content in kept.items() if read_or_none(store, key) != content]
+    if lost:
+        raise _BrokenError(
+            f"the store loses acknowledged writes: of {len(kept)} objects that it said to have stored, {len(lost)} are "
+            "not there as they were written; a step that was reported as saved may be gone or torn"
+        )
 
 
 def _ranges(bench: _Bench) -> str:
@@ -256,6 +310,7 @@ _CHECKS: Final[tuple[tuple[str, str, Callable[[_Bench], str]], ...]] = (
     ("create-if-absent under a race", "G12", _one_winner),
     ("create recognizes its own", "G1", _own_write),
     ("read after write", "G1", _read_after_write),
+    ("acknowledged writes stay", "G1", _kept),
     ("ranged read", "G2", _ranges),
     ("list after write", "G11", _listing),
     ("delete", "G11", _deleting),

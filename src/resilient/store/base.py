@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 from resilient.format.digest import BytesLike
@@ -81,4 +82,13 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give connections and threads back. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Sweepable(Protocol):
+    """A store in which killed writers leave what no listing shows."""
+
+    def sweep(self, before: datetime) -> int:
+        """Remove what was never published, if nobody has written to it since ``before``; return how much there was."""
         ...

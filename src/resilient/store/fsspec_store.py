@@ -111,10 +111,11 @@ class FsspecStore:
     def list(self, prefix: str) -> Iterator[str]:
         with faults(f"list of {prefix!r}", self._url):
             try:
-                found = self._call("find", self._folder(prefix))
+                found = self._call("find", self._folder(prefix), detail=True)
             except FileNotFoundError:
                 return iter(())
-            return iter([self._key(path) for path in found])
+            # Of a folder in which nothing is, some filesystems give the folder itself.
+            return iter([self._key(path) for path, entry in found.items() if entry["type"] != "directory"])
 
     def folders(self, prefix: str) -> Iterator[str]:
         with faults(f"list of {prefix!r}", self._url):
@@ -151,12 +152,14 @@ class FsspecStore:
 
     def _write(self, path: str, parts: Sequence[BytesLike]) -> None:
         nbytes = total(parts)
-        if nbytes <= _BLOCK_BYTES:
+        block = max(_BLOCK_BYTES, -(-nbytes // _MOST_BLOCKS))
+        file = None if nbytes <= _BLOCK_BYTES else self._filesystem.get().open(path, "wb", block_size=block)
+        # A file of the base class itself (a filesystem that opens none, such as fsspec's own wrapper that makes others
+        # asynchronous) takes all blocks, stores nothing, and says nothing.
+        if file is None or type(file) is AbstractBufferedFile:
             self._bandwidth.wait(nbytes)
             self._call("pipe_file", path, b"".join(parts))
             return
-        block = max(_BLOCK_BYTES, -(-nbytes // _MOST_BLOCKS))
-        file = self._filesystem.get().open(path, "wb", block_size=block)
         try:
             for piece in self._bandwidth.paced(pieces(parts, block)):
                 file.write(piece)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ from resilient.store.os_faults import store_error
 
 TEMPORARY = ".tmp-"
 """How names of unfinished files start. A killed writer leaves some behind; nothing ever lists or reads them."""
+
+_UNFINISHED = re.compile(re.escape(TEMPORARY) + r"\d+-[0-9a-f]{16}")
 
 _BUFFERS_PER_WRITE = max(16, os.sysconf("SC_IOV_MAX"))
 _TRIES = 100  # how often a directory may vanish under us (somebody else tidying up) before we call it an error
@@ -142,6 +145,17 @@ class LocalStore:
             with suppress(FileNotFoundError):  # another thread removed the directory, and the object's name with it
                 _sync_folder(path.parent)
             self._tidy(path.parent)
+
+    def sweep(self, before: datetime) -> int:
+        """Remove unfinished files that nobody has written to since ``before``; return how many there were."""
+        count = 0
+        for folder, _, names in os.walk(self._root):
+            for path in (Path(folder, name) for name in names if _UNFINISHED.fullmatch(name)):
+                with suppress(OSError):  # finished or removed meanwhile, or not ours to remove
+                    if path.stat().st_mtime < before.timestamp():
+                        path.unlink()
+                        count += 1
+        return count
 
     def close(self) -> None:
         """Nothing is held open between calls."""

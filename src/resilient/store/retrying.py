@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from typing import TypeVar
 
 import tenacity
@@ -10,7 +11,7 @@ import tenacity
 from resilient.clock import SYSTEM_CLOCK, Clock, Deadline
 from resilient.errors import StoreError
 from resilient.format.digest import BytesLike
-from resilient.store.base import Capabilities, Store
+from resilient.store.base import Capabilities, Store, Sweepable
 from resilient.store.recipe import Recipe
 from resilient.store.throttled import Bandwidth, throttled
 
@@ -123,6 +124,9 @@ class Retrying:
 
     def delete(self, key: str) -> None:
         self._retry("delete", key, lambda: self._inner.delete(key))
+
+    def sweep(self, before: datetime) -> int:
+        return self._inner.sweep(before) if isinstance(self._inner, Sweepable) else 0
 
     def close(self) -> None:
         self._inner.close()
