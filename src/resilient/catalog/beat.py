@@ -16,6 +16,7 @@ from resilient.clock import Clock, Deadline, rfc3339
 from resilient.errors import CorruptError, ResilientError
 from resilient.format.frame import seal_json, unseal_json
 from resilient.store.base import Store
+from resilient.store.retrying import Retrying
 
 _PATIENCE: Final = 3.0
 _LOOKS_PER_INTERVAL: Final = 2.0
@@ -37,11 +38,12 @@ class Sign:
 class Beating:
     """Writes a sign of life under a key until it is closed; then the sign says that it ended, or is removed.
 
-    A beat that fails is skipped: the next one tells the same. The last error is in ``failure``.
+    A beat that fails is skipped: the next one tells the same. The last error is in ``failure``. None is repeated for
+    longer than until the next one is due, so that `close` does not wait for a store that is away.
     """
 
     def __init__(self, store: Store, key: str, *, interval_s: float, clock: Clock, remove: bool) -> None:
-        self._store = store
+        self._store = store.within(interval_s) if isinstance(store, Retrying) else store
         self._key = key
         self._clock = clock
         self._remove = remove
@@ -53,26 +55,31 @@ class Beating:
             seen=rfc3339(clock.now()),
         )
         self._stop = threading.Event()
+        self._started = False
         self._thread: threading.Thread | None = None
         self.failure: ResilientError | None = None
 
     def start(self) -> None:
-        """Write the first sign, then go on in a thread.
+        """Write the first sign, then go on in a thread; a simulated process calls `beat` itself, if it wants to.
 
         Raises:
             StoreError: the first sign could not be written.
         """
         self._write(self._sign)
+        self._started = True
+        if process.played() is not None:
+            return
         self._thread = threading.Thread(target=self._run, name=f"resilient-beat-{self._key}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop, and say so. Idempotent; raises nothing, since others find out in any case, only later."""
-        thread, self._thread = self._thread, None
-        if thread is None:
+        if not self._started:
             return
+        self._started = False
         self._stop.set()
-        thread.join()
+        if self._thread is not None:
+            self._thread.join()
         try:
             if self._remove:
                 self._store.delete(self._key)
@@ -92,11 +99,15 @@ class Beating:
 
     def _run(self) -> None:
         while not self._stop.wait(self._sign.interval_s):
-            self._sign = replace(self._sign, count=self._sign.count + 1, seen=rfc3339(self._clock.now()))
-            try:
-                self._write(self._sign)
-            except ResilientError as error:
-                self.failure = error
+            self.beat()
+
+    def beat(self) -> None:
+        """Write the next sign."""
+        self._sign = replace(self._sign, count=self._sign.count + 1, seen=rfc3339(self._clock.now()))
+        try:
+            self._write(self._sign)
+        except ResilientError as error:
+            self.failure = error
 
     def _write(self, sign: Sign) -> None:
         self._store.put(self._key, [seal_json(asdict(sign))])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from resilient.errors import NotFoundError
+from resilient.errors import CorruptError, ErrorKind, NotFoundError
 from resilient.format.documents import decode_document
 from resilient.store.base import Store
 
 D = TypeVar("D")
+T = TypeVar("T")
 
 
 def create_once(store: Store, key: str, data: bytes) -> bool:
@@ -45,9 +47,27 @@ def read_document(store: Store, kind: type[D], key: str) -> D | None:
     Raises:
         CorruptError: it is there and torn, changed, of another kind, or of a newer format; its key is named.
     """
-    data = read_or_none(store, key)
-    if data is None:
-        return None
-    found: Any = decode_document(kind, data, key)
-    assert isinstance(found, kind)
-    return found
+
+    def read() -> D | None:
+        data = read_or_none(store, key)
+        if data is None:
+            return None
+        found: Any = decode_document(kind, data, key)
+        assert isinstance(found, kind)
+        return found
+
+    return again_if_corrupt(read)
+
+
+def again_if_corrupt(read: Callable[[], T]) -> T:
+    """Return what ``read`` returns, and call it once more if that is corrupt.
+
+    What was damaged on its way, and not in the store, is right then: a bit that flips on the wire must not make a run
+    continue from an older step.
+    """
+    try:
+        return read()
+    except CorruptError as error:
+        if error.kind is ErrorKind.NEWER_FORMAT:
+            raise
+        return read()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from resilient.writer.outliving import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # Not the interpreter's own end, which waits for the threads of a client library whose store is away.
+    os._exit(main(sys.argv[1:]))

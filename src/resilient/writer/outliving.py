@@ -74,7 +74,7 @@ class _Life:
             self._worker.leave()
             self._serving.take(Close())
         working.join()
-        # Whatever a client library does at the end: this process has nothing more to do, and must not stay.
+        # Whatever a client library does when it is closed: this process has nothing more to do, and must not stay.
         faulthandler.dump_traceback_later(_END_S, exit=True)
         if self._presence is not None:
             self._presence.close()
