@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
-import secrets
+from collections.abc import Mapping
+from functools import cache
 
 from resilient.catalog import process
 from resilient.catalog.once import create_once, exists, read_document
+from resilient.catalog.tombstones import hold
 from resilient.clock import SYSTEM_CLOCK, Clock, rfc3339
 from resilient.errors import ConflictError, CorruptError, ErrorKind
 from resilient.format import layout
 from resilient.format.documents import Base, Claim, Commit, encode_document
+from resilient.format.layout import Attempt
 from resilient.store.base import Store
 
 
@@ -34,14 +37,14 @@ def claim_generation(
     while True:
         claim = Claim(
             generation=generation,
-            nonce=secrets.token_hex(8),
+            nonce=process.nonce(),
             launch=launch,
             world_size=world_size,
             host=process.host(),
             pid=os.getpid(),
             process_started=process.started(os.getpid()),
             created=rfc3339(clock.now()),
-            versions=_versions(),
+            versions=dict(_versions()),
             heartbeat=heartbeat,
         )
         if create_once(store, layout.claim(generation), encode_document(claim)):
@@ -88,11 +91,25 @@ def newest_claim(store: Store) -> Claim | None:
 def write_base(store: Store, claim: Claim, continues: Commit | None) -> Base:
     """Say where a generation continues from, before its first save; None is a fresh start.
 
+    From then on it counts, whatever pruners of earlier generations still write, and its data stays: see `tombstones`.
+
     Raises:
+        StoreError: that cannot be written, or not be protected.
         ConflictError: this generation has another base already, so it is somebody else's; or (kind ``taken-over``) the
-            attempt that it would continue was given up meanwhile, and this generation then has no base.
+            attempt that it would continue was given up meanwhile, or is a later generation's, and this generation then
+            has no base.
     """
-    _refuse_given_up(store, claim, continues)
+    if continues is not None and continues.generation >= claim.generation:
+        # Stalled between its claim and its choice: nobody would ever see what it saves.
+        raise ConflictError(
+            f"{store.url}: generation {continues.generation} has taken over before generation {claim.generation} began",
+            kind=ErrorKind.TAKEN_OVER,
+            hint="stop this job: what it would save does not count",
+        )
+    if continues is not None:
+        # The mark first, then the look: whoever gives up does it the other way round, so one of us sees the other.
+        hold(store, continues.attempt, claim)
+        _refuse_given_up(store, claim, continues.attempt)
     base = Base(generation=claim.generation, nonce=claim.nonce)
     if continues is not None:
         base = Base(
@@ -109,21 +126,25 @@ def write_base(store: Store, claim: Claim, continues: Commit | None) -> Base:
             kind=ErrorKind.RUN_IN_USE,
             hint="two writers took the same generation; start again, which claims the next one",
         )
-    try:
-        _refuse_given_up(store, claim, continues)
-    except ConflictError:
-        # Nothing was saved on it. Left there, it would take what its predecessor has saved since off the line.
-        store.delete(layout.base(claim.generation))
-        raise
+    if continues is not None:
+        try:
+            # Once more, for a TOMBSTONE that holds for ever: the first ones did not say under which head.
+            _refuse_given_up(store, claim, continues.attempt)
+        except ConflictError:
+            # Nothing was saved on it. Left there, it would take what its predecessor has saved since off the line.
+            store.delete(layout.base(claim.generation))
+            raise
     return base
 
 
-def _refuse_given_up(store: Store, claim: Claim, continues: Commit | None) -> None:
+def _refuse_given_up(store: Store, claim: Claim, start: Attempt) -> None:
     """Raise if retention of an earlier generation, which may live on until it sees the base, deletes the start."""
-    if continues is not None and exists(store, continues.attempt.tombstone):
+    # Imported when wanted: the line is read by what this module offers.
+    from resilient.catalog.line import is_given_up  # noqa: PLC0415
+
+    if is_given_up(store, start):
         raise ConflictError(
-            f"{store.url}: {continues.attempt}, from which generation {claim.generation} would continue, "
-            "was deleted meanwhile",
+            f"{store.url}: {start}, from which generation {claim.generation} would continue, was deleted meanwhile",
             kind=ErrorKind.TAKEN_OVER,
             hint="start again: what is the newest now will be chosen",
         )
@@ -144,7 +165,8 @@ def _refuse_newer(error: CorruptError) -> None:
         raise error  # not torn: a newer library's, which this one must not pretend away
 
 
-def _versions() -> dict[str, str]:
+@cache
+def _versions() -> Mapping[str, str]:
     # Imported when wanted: readers claim nothing, and this costs them a fifth of their start.
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 

@@ -17,6 +17,9 @@ from resilient.store.base import Store
 INTERVAL_S: Final = 5.0
 """How often a launch shows that it lives; a launch on another machine is held for dead after three silent intervals."""
 
+_RECENT: Final = 3
+"""Launches of which one may still be restarted by whoever started it."""
+
 
 class Heartbeat(Beating):
     """Shows in the store that this launch lives, until it is closed."""
@@ -52,12 +55,44 @@ def check_no_other_launch(store: Store, *, launch: str, takeover: bool, clock: C
             kind=ErrorKind.TAKEN_OVER,
             hint="start the job anew if it should go on here",
         )
-    if not takeover and _is_alive(store, newest, clock):
+    if not takeover and claimant_lives(store, newest, clock):
         raise ConflictError(
             f"{store.url} is in use by {who}",
             kind=ErrorKind.RUN_IN_USE,
             hint="stop that one, or start a run with takeover=True: it will then save no more",
         )
+
+
+def remove_dead_launches(store: Store, clock: Clock) -> int:
+    """Remove the signs of launches that are over; return how many.
+
+    A launch that was taken over knows it by its own sign, so those that may still start again stay: the newest few,
+    and whatever has moved within three intervals.
+    """
+    listed = {key for key in store.list(layout.CONTROL) if key.startswith(layout.heartbeat(""))}
+    old = listed - {layout.heartbeat(launch) for launch in _recent(store)}
+    signs = {key: sign for key in old if (sign := read_sign(store, key)) is not None}
+    known = {key: lives(sign.host, sign.pid, sign.process_started) for key, sign in signs.items()}
+    dead = {key for key, alive in known.items() if alive is False or signs[key].ended}
+    elsewhere = {key for key, alive in known.items() if alive is None} - dead
+    if elsewhere:
+        clock.sleep(3 * max(signs[key].interval_s for key in elsewhere))
+        dead |= {key for key in elsewhere if read_sign(store, key) == signs[key]}
+    for key in dead:
+        store.delete(key)
+    return len(dead)
+
+
+def _recent(store: Store) -> set[str]:
+    """Return the launches of the newest claims; all there are, unless there are more than a few."""
+    launches: set[str] = set()
+    for generation in range(newest_number(store), 0, -1):
+        claim = read_claim(store, generation)
+        if claim is not None and claim.heartbeat:
+            launches.add(claim.launch)
+        if len(launches) >= _RECENT:
+            break
+    return launches
 
 
 def _newest_with_heartbeat(store: Store) -> Claim | None:
@@ -68,7 +103,8 @@ def _newest_with_heartbeat(store: Store) -> Claim | None:
     return None
 
 
-def _is_alive(store: Store, claim: Claim, clock: Clock) -> bool:
+def claimant_lives(store: Store, claim: Claim, clock: Clock) -> bool:
+    """Say whether the launch of a claim is alive; takes three of its intervals if that is another machine's."""
     # The process first: it may have claimed and not yet shown its first sign, or have been killed before it could.
     key = layout.heartbeat(claim.launch)
     sign = read_sign(store, key)

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from resilient.catalog.generations import newest_number, read_base, read_claim
+from resilient.catalog.hints import proposed
 from resilient.catalog.once import exists, read_document
 from resilient.catalog.parallel import each
+from resilient.catalog.tombstones import CONTINUED, is_buried
 from resilient.errors import CorruptError, ErrorKind, NotFoundError
 from resilient.format import layout
 from resilient.format.documents import Base, Commit
@@ -18,11 +20,20 @@ from resilient.store.base import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One generation of the line: commits up to ``limit`` count, where its successor branched off (None: all do)."""
+    """One generation of the line: commits up to ``limit`` count, where its successor branched off (None: all do).
+
+    ``continued_by`` is that successor; None for the newest one.
+    """
 
     generation: int
     nonce: str
     limit: int | None
+    continued_by: int | None = None
+
+    @property
+    def branch(self) -> Attempt | None:
+        """The attempt that its successor continues from."""
+        return None if self.limit is None else Attempt(step=self.limit, generation=self.generation, nonce=self.nonce)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +52,11 @@ class Chain:
         """Say whether a commit of this attempt would count."""
         link = self.links.get(attempt.generation)
         return link is not None and link.nonce == attempt.nonce and (link.limit is None or attempt.step <= link.limit)
+
+    def continued_by(self, attempt: Attempt) -> int | None:
+        """Return the generation of the line that continues from this very attempt; None if none does."""
+        link = self.links.get(attempt.generation)
+        return link.continued_by if link is not None and link.branch == attempt else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +111,16 @@ def read_line(store: Store) -> Line:
 
     Starts at the newest generation with a base and walks back through the bases. A commit counts if its COMMIT parses
     and belongs where it lies, its generation is on that chain with that nonce, its step is not beyond the point where
-    the successor branched off, and there is no TOMBSTONE. So nothing that an earlier generation still writes can
-    change what is chosen. Listings only propose which attempts to look at; each is then read by its exact name.
+    the successor branched off, and there is no TOMBSTONE, but for one that was decided before the successor of a branch
+    point was there. So nothing that an earlier generation still writes can change what is chosen. Listings only propose
+    which attempts to look at, and may be stale: so do the bases, and the hint of the newest generation; each attempt is
+    then read by its exact name.
     """
     listed = list_attempts(store)
-    proposed = [attempt for attempt, names in listed.items() if "COMMIT" in names]
-    chain = read_chain(store, proposed)
-    looked = each(lambda attempt: _look(store, attempt), [attempt for attempt in proposed if chain.holds(attempt)])
+    committed = [attempt for attempt, names in listed.items() if "COMMIT" in names]
+    chain = read_chain(store, committed)
+    candidates = dict.fromkeys([*(one for one in committed if chain.holds(one)), *_unlisted(store, chain)])
+    looked = each(lambda attempt: _look(store, attempt, chain), list(candidates))
     position = {generation: index for index, generation in enumerate(chain.links)}
     found = [one for one in looked if isinstance(one, Commit)]
     found.sort(key=lambda commit: (position[commit.generation], -commit.step))
@@ -119,8 +138,23 @@ def read_line(store: Store) -> Line:
         chain=chain,
         torn=torn,
         uncommitted=tuple(sorted(one for one, names in listed.items() if chain.holds(one) and _is_unfinished(names))),
-        marks={commit.attempt: _marks(listed[commit.attempt]) for commit in commits.values()},
+        marks={commit.attempt: _marks(listed.get(commit.attempt, ())) for commit in commits.values()},
     )
+
+
+def is_given_up(store: Store, attempt: Attempt, chain: Chain | None = None) -> bool:
+    """Say whether an attempt has a TOMBSTONE that counts on the line; ``chain`` if that has just been read."""
+    if not exists(store, attempt.tombstone):
+        return False
+    chain = chain or read_chain(store, [attempt])
+    return is_buried(store, attempt, chain.continued_by(attempt))
+
+
+def _unlisted(store: Store, chain: Chain) -> list[Attempt]:
+    """Return what a listing may not show yet, and must not be missed: the newest commits, and what was continued."""
+    newest = chain.links.get(chain.head)
+    hinted = [] if newest is None else proposed(store, newest.generation, newest.nonce)
+    return [*hinted, *(branch for link in chain.links.values() if (branch := link.branch) is not None)]
 
 
 def list_attempts(store: Store) -> dict[Attempt, set[str]]:
@@ -169,7 +203,9 @@ def _walk(store: Store, base: Base, *, oldest: int, lost: str | None) -> Chain:
     while (before := base.attempt) is not None:
         if before.generation >= base.generation:
             return Chain(links=links, broken=f"{layout.base(base.generation)} continues a later generation")
-        links[before.generation] = Link(generation=before.generation, nonce=before.nonce, limit=before.step)
+        links[before.generation] = Link(
+            generation=before.generation, nonce=before.nonce, limit=before.step, continued_by=base.generation
+        )
         if before.generation <= oldest:
             break
         further = read_base(store, before.generation)
@@ -185,7 +221,7 @@ def _broken(generation: int) -> str:
     )
 
 
-def _look(store: Store, attempt: Attempt) -> Commit | Attempt | None:
+def _look(store: Store, attempt: Attempt, chain: Chain) -> Commit | Attempt | None:
     """Return the commit of an attempt, the attempt itself if its COMMIT is damaged, or None if it does not count."""
     try:
         commit = read_document(store, Commit, attempt.commit)
@@ -196,8 +232,9 @@ def _look(store: Store, attempt: Attempt) -> Commit | Attempt | None:
         damaged = True
     else:
         damaged = commit is not None and commit.attempt != attempt
-    # By its name alone, whatever is in it: a deletion that was decided once stays decided.
-    if exists(store, attempt.tombstone):
+    if not damaged and commit is None:
+        return None
+    if is_buried(store, attempt, chain.continued_by(attempt)):
         return None
     return attempt if damaged else commit
 
@@ -205,4 +242,4 @@ def _look(store: Store, attempt: Attempt) -> Commit | Attempt | None:
 def _marks(names: Iterable[str]) -> tuple[str, ...]:
     """Return the kinds of marks among the names of an attempt's objects: ``pinned``, ``verified``, ..."""
     kinds = {name.removeprefix("marks/").partition("-")[0] for name in names if name.startswith("marks/")}
-    return tuple(sorted(kinds))
+    return tuple(sorted(kinds - {CONTINUED}))  # which says nothing that the line does not

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from resilient.catalog.process import played
 from resilient.clock import SYSTEM_CLOCK
 
 A = TypeVar("A")
@@ -28,7 +29,7 @@ def in_order(call: Callable[[A], R], arguments: Sequence[A], *, threads: int = _
 
     A request to an object store is a round trip of tens of milliseconds: a thousand of them one after another are a
     minute. On a local disk it takes microseconds, and threads would only fight for the interpreter: the first few
-    calls tell.
+    calls tell. A simulation decides itself what happens at once, and needs no threads.
     """
     started_s = SYSTEM_CLOCK.monotonic()
     first = [call(argument) for argument in arguments[:_TRIED_FIRST]]
@@ -36,7 +37,7 @@ def in_order(call: Callable[[A], R], arguments: Sequence[A], *, threads: int = _
     rest = arguments[_TRIED_FIRST:]
     yield from first
     del first
-    if quick or not rest:
+    if quick or not rest or played() is not None:
         yield from map(call, rest)
         return
     waiting: deque[Future[R]] = deque()

@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Protocol
+
+
+class Simulated(Protocol):
+    """A process that is played in this one: it has a machine and chance of its own, and may start no threads."""
+
+    @property
+    def host(self) -> str:
+        """The name of its machine."""
+        ...
+
+    @property
+    def started(self) -> str:
+        """What tells it from all others."""
+        ...
+
+    def lives(self, other_host: str, other_started: str) -> bool | None:
+        """Say whether another one still lives; None if that cannot be seen from its machine."""
+        ...
+
+    def token(self) -> str:
+        """Return 16 hex digits that nobody else has."""
+        ...
+
+
+_played: ContextVar[Simulated | None] = ContextVar("resilient-played-process", default=None)
 
 _PROC = Path("/proc")
 _START_FIELD = 19  # of /proc/PID/stat, counted from the state, which follows the parenthesized name
 
 
+@contextmanager
+def playing(process: Simulated) -> Iterator[None]:
+    """Be that process in this context, for the catalogue: a simulation runs thousands of them in one."""
+    token = _played.set(process)
+    try:
+        yield
+    finally:
+        _played.reset(token)
+
+
+def played() -> Simulated | None:
+    """Return the process that is played here; None outside of simulations."""
+    return _played.get()
+
+
+def nonce() -> str:
+    """Return 16 hex digits that nobody else has."""
+    process = played()
+    return secrets.token_hex(8) if process is None else process.token()
+
+
 def host() -> str:
     """Return the name of this machine."""
-    return socket.gethostname()
+    process = played()
+    return socket.gethostname() if process is None else process.host
 
 
 def started(pid: int) -> str:
@@ -19,6 +71,9 @@ def started(pid: int) -> str:
 
     Empty if there is no such process, or if this system does not say.
     """
+    process = played()
+    if process is not None:
+        return process.started
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except OSError:
@@ -34,6 +89,9 @@ def lives(other_host: str, pid: int, process_started: str) -> bool | None:
 
     None if that cannot be seen from here: another machine, another container, or a system without ``/proc``.
     """
+    process = played()
+    if process is not None:
+        return process.lives(other_host, process_started)
     scope = process_started.rpartition("/")[0]
     if other_host != host() or not scope or scope != _scope():
         return None

@@ -1,20 +1,18 @@
-"""What the documents of a checkpoint say: receipts, manifests, COMMIT, claims, bases.
+"""What the documents of a checkpoint say: receipts, manifests, COMMIT, claims, bases, hints, outcomes.
 
 How receipts and manifests are stored is in `receipts` and `manifests`. The others are sealed JSON, for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
 
 from resilient.errors import CorruptError, ErrorKind
-from resilient.format.box import Box
-from resilient.format.chunks import Chunks
+from resilient.format.chunks import Boxes, Chunks
 from resilient.format.frame import seal_json, unseal_json
 from resilient.format.layout import Attempt, parse_data
 
@@ -113,9 +111,9 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         referred = places.nbytes[~own[places.object]].sum()
         return sum(each.nbytes for each, mine in zip(self.objects, own, strict=True) if mine) + int(referred)
 
-    def overlapping(self, tensors: Sequence[int], boxes: Sequence[Box]) -> Chunks:
-        """Return the chunks that share an element with any of these boxes of these tensors (numbers), each once."""
-        return self.chunks.overlapping(tensors, boxes)
+    def overlapping(self, wanted: Boxes) -> Chunks:
+        """Return the chunks that share an element with any of these boxes, each once."""
+        return self.chunks.overlapping(wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +163,8 @@ class Commit:
     """``COMMIT``: exists if and only if the attempt is committed.
 
     ``manifest`` is the digest of the last ``index_nbytes`` bytes of the manifest, which hold the digests of all others;
-    of the whole manifest where ``index_nbytes`` is None (the first encoding).
+    of the whole manifest where ``index_nbytes`` is None (the first encoding). ``metrics``: what the program said of how
+    good the state is, for retention and for people.
     """
 
     step: int
@@ -180,6 +179,7 @@ class Commit:
     reason: str
     committer: int
     index_nbytes: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def attempt(self) -> Attempt:
@@ -188,22 +188,69 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """``TOMBSTONE``: this attempt never counts again."""
+    """``TOMBSTONE``: this attempt never counts again, for whatever line it was decided on.
+
+    ``head`` is the newest generation of that line: one that continued from the attempt later does without it. None: it
+    holds for ever, for every line.
+    """
 
     step: int
     generation: int
     nonce: str
     created: str
     reason: str
+    head: int | None = None
 
 
-Document: TypeAlias = RunInfo | Claim | Base | Commit | Tombstone
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newest:
+    """The newest steps that a generation has committed, or is about to: a hint, for those whose listing is stale."""
+
+    generation: int
+    nonce: str
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """By which failure a generation ended, as the first rank that failed has seen it.
+
+    ``message`` has no numbers and addresses any more, so that it is the same each time. ``cause`` says what may be to
+    blame: "code", "numeric", "environment"; "verdict" if the generation was refused because of those before it.
+    ``program`` names the source of the training function. ``step`` steps were complete; ``restored_...`` is what it
+    had restored, or was just restoring.
+    """
+
+    generation: int
+    nonce: str
+    launch: str
+    rank: int
+    error: str
+    message: str
+    cause: str
+    program: str
+    step: int
+    created: str
+    restored_step: int | None = None
+    restored_generation: int | None = None
+    restored_nonce: str | None = None
+
+    @property
+    def restored(self) -> Attempt | None:
+        if self.restored_step is None or self.restored_generation is None or self.restored_nonce is None:
+            return None
+        return Attempt(step=self.restored_step, generation=self.restored_generation, nonce=self.restored_nonce)
+
+
+Document: TypeAlias = RunInfo | Claim | Base | Commit | Tombstone | Newest | Outcome
 _NAMES: Final[dict[type, str]] = {
     RunInfo: "run",
     Claim: "claim",
     Base: "base",
     Commit: "commit",
     Tombstone: "tombstone",
+    Newest: "newest",
+    Outcome: "outcome",
 }
 
 

@@ -39,6 +39,10 @@ class Attempt:
     def tombstone(self) -> str:
         return self.prefix + "TOMBSTONE"
 
+    def tombstone_of(self, continued_by: int) -> str:
+        """Return the key of what gives this attempt up for a line on which that generation continues from it."""
+        return f"{self.tombstone}-{continued_by:08d}"
+
     @property
     def receipts(self) -> str:
         return self.prefix + "receipts/"
@@ -71,6 +75,14 @@ def claim(generation: int) -> str:
 
 def base(generation: int) -> str:
     return f"generations/{generation:08d}.base.json"
+
+
+def outcome(generation: int) -> str:
+    return f"generations/{generation:08d}.end.json"
+
+
+def newest(generation: int) -> str:
+    return f"generations/{generation:08d}.newest.json"
 
 
 def heartbeat(launch: str) -> str:

@@ -78,6 +78,11 @@ def encode(value: object) -> bytes:
     return msgspec.msgpack.encode(_lower(value, ()))
 
 
+def unknown(tag: str) -> bytes:
+    """Return the stored form of a value of a type that nobody registered: `decode` refuses it by this name."""
+    return msgspec.msgpack.encode(_ext(_NAMED, [tag, None]))
+
+
 def decode(data: bytes, *, opaque: bool = False) -> Any:
     """Return the value that `encode` was given.
 
