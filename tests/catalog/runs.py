@@ -14,11 +14,21 @@ from resilient.catalog.generations import claim_generation, write_base
 from resilient.catalog.merge import Merge
 from resilient.catalog.run_info import open_run
 from resilient.clock import SYSTEM_CLOCK
-from resilient.format import values
+from resilient.format import layout, values
 from resilient.format.box import Box
 from resilient.format.chunks import NOT_HERE, Chunk, Chunks
 from resilient.format.digest import digest
-from resilient.format.documents import Claim, Commit, Item, Manifest, Object, Receipt, Tensor, Value
+from resilient.format.documents import (
+    Claim,
+    Commit,
+    Item,
+    Manifest,
+    Object,
+    Receipt,
+    Tensor,
+    Value,
+    encode_document,
+)
 from resilient.format.layout import Attempt
 from resilient.format.receipts import encode_receipt
 from resilient.store.base import Store
@@ -146,6 +156,15 @@ def new_generation(
     return claim
 
 
+def dead_generation(store: Store, continues: Commit | None = None, *, world_size: int = 2) -> Claim:
+    """Start a generation whose process has ended."""
+    made = new_generation(store, continues)
+    members = {name: getattr(made, name) for name in made.__slots__}
+    dead = Claim(**members | {"pid": 2**22 + 1, "world_size": world_size})
+    store.put(layout.claim(made.generation), [encode_document(dead)])
+    return dead
+
+
 def tensors_of(step: int) -> Mapping[str, Array]:
     """Return the state that `save` stores as a step."""
     return {"w": np.arange(24, dtype=np.float32).reshape(6, 4) + step, "b": np.full(3, step, dtype=np.int64)}
@@ -168,5 +187,20 @@ def save(store: Store, claim: Claim, step: int, *, world_size: int = 2, commit: 
     return attempt
 
 
-def commit_of(store: Store, attempt: Attempt, *, world_size: int = 2, committer: int = 0) -> Commit | tuple[int, ...]:
-    return try_commit(store, attempt, world_size=world_size, committer=committer, reason="test", clock=SYSTEM_CLOCK)
+def commit_of(
+    store: Store,
+    attempt: Attempt,
+    *,
+    world_size: int = 2,
+    committer: int = 0,
+    metrics: Mapping[str, float] | None = None,
+) -> Commit | tuple[int, ...]:
+    return try_commit(
+        store,
+        attempt,
+        world_size=world_size,
+        committer=committer,
+        reason="test",
+        clock=SYSTEM_CLOCK,
+        metrics=metrics,
+    )

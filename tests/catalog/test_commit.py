@@ -49,22 +49,23 @@ def test_missing_receipts_are_told_by_rank_and_nothing_is_committed() -> None:
     assert read_commit(store, attempt) is None
 
 
+@pytest.mark.field_report("BR-034")
 def test_any_rank_may_commit_and_all_get_the_one_commit() -> None:
     store = MemoryStore()
-    attempt = save(store, new_generation(store), 1, world_size=4, commit=False)
+    attempt = save(store, new_generation(store), 1, world_size=8, commit=False)
     outcomes: list[object] = []
-    barrier = threading.Barrier(4)
+    barrier = threading.Barrier(8)
 
     def commit(rank: int) -> None:
         barrier.wait(10)
-        outcomes.append(commit_of(store, attempt, world_size=4, committer=rank))
+        outcomes.append(commit_of(store, attempt, world_size=8, committer=rank))
 
-    threads = [threading.Thread(target=commit, args=(rank,)) for rank in range(4)]
+    threads = [threading.Thread(target=commit, args=(rank,)) for rank in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert len(outcomes) == 4
+    assert len(outcomes) == 8
     assert all(outcome == outcomes[0] and isinstance(outcome, Commit) for outcome in outcomes)
     assert outcomes[0] == read_commit(store, attempt)
 

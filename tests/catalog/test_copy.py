@@ -17,8 +17,12 @@ from resilient.clock import SYSTEM_CLOCK
 from resilient.errors import CorruptError, ErrorKind, NotFoundError, StoreError, UsageError
 from resilient.format.digest import BytesLike
 from resilient.format.documents import Commit, Manifest
+from resilient.store import object_store, s3
 from resilient.store.memory import MemoryStore
-from tests.catalog.runs import new_generation, save
+from resilient.store.open import open_store
+from resilient.testing.proxy import FaultProxy
+from tests.catalog.runs import ReceiptMaker, attempt_of, commit_of, new_generation, save
+from tests.s3_server import S3Server
 
 
 def a_run(*, world_size: int = 3) -> tuple[MemoryStore, Commit]:
@@ -149,12 +153,41 @@ def test_a_destination_that_fails_at_any_write_has_no_checkpoint() -> None:
             copy(source, commit, there, clock=SYSTEM_CLOCK)
         except StoreError:
             assert read_line(there).commits == ()
-            assert list(there.list("data/")) == []
+            # Once a COMMIT may be on its way, nothing goes that it would name unless a TOMBSTONE stops it.
+            committing = sum("/receipts/" in key for key in there.list("steps/")) == commit.world_size
+            assert committing or list(there.list("data/")) == []
             continue
         assert content_of(there, read_line(there).commits[0]) == content_of(source, commit)
         assert budget > 5
         return
     raise AssertionError("it never ran to its end")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["response lost", "landed after the error"])
+def test_a_commit_that_lands_although_it_failed_does_not_count_without_its_data(*, late: bool) -> None:
+    class Lossy(MemoryStore):
+        landing: tuple[str, bytes] | None = None
+
+        def create(self, key: str, data: bytes) -> bool:
+            if not key.endswith("COMMIT"):
+                return super().create(key, data)
+            self.landing = key, data
+            if not late:
+                super().create(key, data)
+            raise StoreError("no answer", kind=ErrorKind.DEADLINE)
+
+    source, commit = a_run()
+    there = Lossy()
+    with pytest.raises(StoreError, match="no answer"):
+        copy(source, commit, there, clock=SYSTEM_CLOCK)
+    assert there.landing is not None
+    MemoryStore.create(there, *there.landing)
+    assert read_line(there).commits == ()
+    assert list(there.list("data/")) == []
+    again = MemoryStore()
+    again._objects = there._objects
+    copied = copy(source, commit, again, clock=SYSTEM_CLOCK)
+    assert read_line(again).commits == (copied,)
 
 
 @pytest.mark.field_report("BR-224")
@@ -166,3 +199,28 @@ def test_uneven_and_empty_shards_and_derived_items_survive_a_copy() -> None:
     assert np.array_equal(
         sorted(tensor.rank for tensor in read_manifest(there, made).tensors if tensor.rank is not None), range(7)
     )
+
+
+@pytest.mark.s3
+@pytest.mark.field_report("BR-019", "BR-134")
+@pytest.mark.parametrize("client", ["obstore", "fsspec"])
+def test_a_copy_within_a_bucket_goes_in_parts_and_is_verified_at_once_by_the_client_that_made_it(
+    s3_server: S3Server, client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 5 << 20
+    for module in (object_store, s3):
+        monkeypatch.setattr(module, "REQUEST_BYTES", most)
+    url, options = s3_server.fresh_url(), {**s3_server.options(), "client": client}
+    source = open_store(f"{url}/a", storage_options=options)
+    attempt = attempt_of(new_generation(source), 1)
+    ReceiptMaker(attempt).tensor("w", np.arange(3 << 20, dtype=np.float32)).write(source)
+    assert isinstance(commit_of(source, attempt, world_size=1), Commit)
+    with FaultProxy(s3_server.endpoint) as wire:
+        there = open_store(f"{url}/b", storage_options={**options, "endpoint_url": wire.url})
+        assert list(there.list("")) == []
+        copy(source, read_line(source).at(1), there, clock=SYSTEM_CLOCK)
+        line = read_line(there)
+        assert verify(there, line.commits, deep=True, line=line).ok
+    assert sum(request.nbytes for request in wire.requests) > 12 << 20
+    assert max(request.nbytes for request in wire.requests) <= most
+    assert not [request for request in wire.requests if "x-amz-copy-source" in map(str.lower, request.headers)]

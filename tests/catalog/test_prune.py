@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import msgspec
+import numpy as np
 import pytest
 
+from resilient.catalog import process
+from resilient.catalog.commit import write_receipt
 from resilient.catalog.generations import claim_generation, write_base
+from resilient.catalog.inventory import COMMITTED, take_inventory
 from resilient.catalog.line import read_line
-from resilient.catalog.marks import reading
-from resilient.catalog.prune import Pruned, prune
+from resilient.catalog.marks import FAILED, GOOD, PINNED, USER, reading, write_mark
+from resilient.catalog.parallel import each
+from resilient.catalog.prune import Pruned, prune, retained
 from resilient.catalog.verify import verify
 from resilient.clock import SYSTEM_CLOCK
 from resilient.errors import ConflictError, ErrorKind, NotFoundError, StoreError
 from resilient.format import layout
-from resilient.format.documents import Claim, encode_document
+from resilient.format.chunks import Chunk, Chunks
+from resilient.format.documents import Claim, Commit, Object, encode_document
+from resilient.format.frame import seal_json
+from resilient.policy.keep import Keep
 from resilient.store.memory import MemoryStore
-from tests.catalog.runs import HandClock, attempt_of, new_generation, save
+from resilient.store.open import open_store
+from tests.catalog.runs import HandClock, ReceiptMaker, attempt_of, commit_of, new_generation, save
 
 
 def a_run(*steps: int) -> tuple[MemoryStore, Claim]:
@@ -263,3 +278,179 @@ def test_a_pruner_killed_at_any_operation_leaves_the_kept_ones_whole_and_the_nex
         if not killed:
             return
     raise AssertionError("it never ran to its end")
+
+
+def mark(store: MemoryStore, claim: Claim, step: int, kind: str) -> None:
+    write_mark(store, attempt_of(claim, step), kind, by=USER, why="", clock=HandClock())
+
+
+def test_the_last_good_one_is_never_removed_however_many_newer_ones_are_marked_failed() -> None:
+    class Unlisted(MemoryStore):
+        def list(self, prefix):  # type: ignore[no-untyped-def]
+            return (key for key in super().list(prefix) if "/marks/" not in key)
+
+    for kind in (MemoryStore, Unlisted):
+        store = kind()
+        claim = new_generation(store)
+        for step in (1, 2, 3, 4, 5):
+            save(store, claim, step)
+        for step in (3, 4, 5):
+            mark(store, claim, step, FAILED)
+        assert sorted(pruned(store, 5).steps) == [1, 3, 4]
+        assert steps(store) == [5, 2]
+        mark(store, claim, 5, GOOD)
+        assert pruned(store, 5).steps == (2,)
+
+
+def test_a_pin_that_no_listing_shows_is_honored() -> None:
+    class Unlisted(MemoryStore):
+        def list(self, prefix):  # type: ignore[no-untyped-def]
+            return (key for key in super().list(prefix) if "/marks/" not in key)
+
+    store = Unlisted()
+    claim = new_generation(store)
+    for step in (1, 2):
+        save(store, claim, step)
+    mark(store, claim, 1, PINNED)
+    assert pruned(store, 2).held[0].why == "pinned"
+    assert steps(store) == [2, 1]
+
+
+@pytest.mark.field_report("BR-148")
+@pytest.mark.field_report("BR-153")
+def test_what_the_newest_generation_could_not_commit_goes_after_two_later_steps() -> None:
+    store, claim = a_run(1)
+    save(store, claim, 2, commit=False)
+    store.put(attempt_of(claim, 3).data(1, 0), [b"the other rank was killed"])
+    save(store, claim, 4)
+    assert pruned(store, 4, 1).debris == 0  # a rank of another machine may still be at it
+    save(store, claim, 5)
+    save(store, claim, 6, commit=False)
+    store.put(attempt_of(claim, 7).data(0, 0), [b"being written"])
+    assert pruned(store, 5, 4, 1).debris == 2
+    for step in (2, 3):
+        assert keys_of(store, claim, step) == [attempt_of(claim, step).tombstone]
+    assert len(keys_of(store, claim, 6)) > 3
+    assert len(keys_of(store, claim, 7)) == 1
+    assert steps(store) == [5, 4, 1]
+
+
+def test_a_commit_that_no_listing_shows_yet_is_no_debris() -> None:
+    class Stale(MemoryStore):
+        hidden = ""
+
+        def list(self, prefix):  # type: ignore[no-untyped-def]
+            return (key for key in super().list(prefix) if key != self.hidden)
+
+    store = Stale()
+    claim = new_generation(store)
+    for step in range(1, 7):
+        save(store, claim, step)
+    store.hidden = attempt_of(claim, 1).commit
+    assert pruned(store, 6, 5, 4, 3, 2).debris == 0
+    second = new_generation(store, read_line(store).at(6))
+    for step in (7, 8):
+        save(store, second, step)
+    assert pruned(store, *range(2, 9)).debris == 0
+    store.hidden = ""
+    assert steps(store) == [8, 7, 6, 5, 4, 3, 2, 1]
+
+
+def test_signs_of_dead_readers_and_launches_go_and_those_of_the_living_stay() -> None:
+    def sign(**changes: object) -> bytes:
+        me = {"host": process.host(), "pid": os.getpid(), "process_started": process.started(os.getpid())}
+        return seal_json({**me, "interval_s": 1.0, "seen": "", "count": 0, "ended": False, **changes})
+
+    def moving() -> None:
+        store.put(layout.heartbeat("elsewhere"), [sign(host="another", count=clock.elapsed_s)])
+
+    class Told(HandClock):
+        def sleep(self, duration_s: float) -> None:
+            super().sleep(duration_s)
+            moving()
+
+    clock = Told()
+    store, claim = a_run(1, 2)
+    for launch in ("b", "c", "d"):
+        new_generation(store, read_line(store).at(2), launch=launch, heartbeat=True)
+    dead = {"pid": 2**22 + 1}
+    for launch, content in (
+        ("old", sign(**dead)),
+        ("lives", sign()),
+        ("silent", sign(host="another")),
+        ("d", sign(**dead)),
+    ):
+        store.put(layout.heartbeat(launch), [content])
+    moving()
+    for name, content in (("dead", sign(**dead)), ("lives", sign())):
+        store.put(attempt_of(claim, 2).mark("reading", name), [content])
+    assert prune(store, read_line(store), {1, 2}, clock=clock).signs == 1  # the reader: launches are only watched for
+    assert prune(store, read_line(store), {1, 2}, clock=clock, watch=True).signs == 2
+    left = [key.rpartition("launch-")[2] for key in store.list("control/")]
+    assert sorted(left) == ["d", "elsewhere", "lives"]
+    marks = [key for key in store.list(attempt_of(claim, 2).marks) if "reading-" in key]
+    assert marks == [attempt_of(claim, 2).mark("reading", "lives")]
+
+
+@pytest.mark.field_report("BR-149")
+@pytest.mark.field_report("BR-156")
+def test_whatever_is_pinned_marked_read_and_saved_the_last_good_and_the_held_ones_stay(
+    count: Callable[[int, int], int],
+) -> None:
+    for seed in range(count(40, 2000)):
+        draw = random.Random(seed)
+        store, claim = a_run()
+        newest = draw.randint(1, 12)
+        for step in range(1, newest + 1):
+            save(store, claim, step, world_size=1, commit=step == newest or draw.random() < 0.8)
+        counted = steps(store)
+        failed = {step for step in counted if draw.random() < 0.4}
+        pins = {step for step in counted if draw.random() < 0.2}
+        read = {step for step in counted if draw.random() < 0.2}
+        policy = Keep(last=draw.randint(1, 3), every=draw.choice([None, 2, 5]))
+        for step in failed:
+            mark(store, claim, step, FAILED)
+        for step in pins:
+            mark(store, claim, step, PINNED)
+        with ExitStack() as readers:
+            for step in read:
+                readers.enter_context(reading(store, read_line(store).at(step)))
+            line = read_line(store)
+            for _ in range(2):  # two pruners that have read the same line: the second finds half of it gone
+                prune(store, line, retained(line, policy), clock=HandClock(), grace_s=0)
+            after = set(steps(store))
+            good = [step for step in counted if step not in failed]
+            must = {counted[0], *good[: policy.last], *pins, *read}
+            must |= {step for step in counted if policy.every and step % policy.every == 0}
+            assert must <= after, f"seed {seed}: {sorted(must - after)} are gone"
+            assert after <= must | set(counted[: policy.last]), f"seed {seed}: {sorted(after)} stay"
+            line = read_line(store)
+            assert verify(store, line.commits, deep=True, line=line).ok, f"seed {seed}"
+
+
+@pytest.mark.s3
+@pytest.mark.field_report("BR-031")
+def test_a_step_of_thousands_of_objects_is_verified_and_removed_whole(s3_url: str) -> None:
+    count = 2_500
+    store = open_store(s3_url)
+    claim = new_generation(store)
+    attempt = attempt_of(claim, 1)
+    maker = ReceiptMaker(attempt)
+    for number in range(count):
+        maker.tensor(f"t{number}", np.full(2, number, dtype=np.int32))
+    receipt = maker.receipt()
+    chunks = [Chunk(number, (0,), (2,), number, 0, 8, chunk.digest) for number, chunk in enumerate(receipt.chunks)]
+    objects = tuple(Object(attempt.data(0, number), 8) for number in range(count))
+    each(lambda number: store.put(objects[number].key, [maker.data[number]]), list(range(count)))
+    write_receipt(store, msgspec.structs.replace(receipt, objects=objects, chunks=Chunks.of(chunks)))
+    assert isinstance(commit_of(store, attempt, world_size=1), Commit)
+
+    line = read_line(store)
+    assert verify(store, line.commits, deep=False).checked >= count
+    assert take_inventory(store, line).amounts[COMMITTED].objects >= count
+    store.delete(objects[-1].key)
+    assert [bad.object for bad in verify(store, line.commits, deep=False).bad] == [objects[-1].key]
+    save(store, claim, 2)
+    prune(store, read_line(store), {2}, clock=HandClock(), grace_s=0.0)
+    of_step = [key for key in store.list("") if "000000000001" in key]
+    assert of_step == [attempt.tombstone]

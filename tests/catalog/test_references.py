@@ -267,9 +267,10 @@ def test_a_committed_save_that_a_listing_does_not_show_yet_is_not_taken_for_a_fa
     hidden = "nothing"
     run = a_shared_run(Late())
     hidden = run.attempt(2).commit
-    commit(run.store, save_sharing(run.store, run.claim, 5, a_state(5)))
+    for step in (5, 6):
+        commit(run.store, save_sharing(run.store, run.claim, step, a_state(step)))
     for _ in range(2):
-        pruned(run.store, 5, 4)
+        pruned(run.store, 6, 5, 4)
     hidden = "nothing"
     assert 2 in whole(run.store)
 

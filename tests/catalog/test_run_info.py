@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,24 @@ def test_a_claim_says_who_and_where() -> None:
     assert (claim.generation, claim.world_size, claim.launch, claim.heartbeat) == (1, 4, "job", True)
     assert {"python", "resilient", "torch"} <= set(claim.versions)
     assert claim.process_started
+
+
+class Tearing(MemoryStore):
+    """Shows half an object while it is written, as most file systems behind fsspec do."""
+
+    capabilities = replace(MemoryStore.capabilities, conditional_create=False, atomic_put=False)
+
+
+@pytest.mark.parametrize("nbytes", [0, 20])
+def test_half_a_document_of_somebody_who_was_killed_does_not_block_a_place(nbytes: int) -> None:
+    torn = Tearing()
+    open_run(torn, create=True, clock=SYSTEM_CLOCK)
+    torn.put("run.json", [torn.get("run.json")[:nbytes]])
+    with pytest.raises(NotFoundError):
+        open_run(torn, create=False, clock=SYSTEM_CLOCK)
+    made = open_run(torn, create=True, clock=SYSTEM_CLOCK)
+    assert open_run(torn, create=False, clock=SYSTEM_CLOCK) == made
+    new_generation(torn)
+    torn.put("run.json", [torn.get("run.json")[:nbytes]])  # now somebody has relied on it: this is damage
+    with pytest.raises(CorruptError):
+        open_run(torn, create=True, clock=SYSTEM_CLOCK)

@@ -41,6 +41,9 @@ def test_the_catalog_side_never_imports_torch_and_imports_clients_only_when_need
         ("restore", run, tmp_path / "copy"),
         ("restore", run, tmp_path / "st", "--format", "safetensors"),
         ("prune", run, "--keep-last", "5", "--yes"),
+        ("pin", f"{run}@1"),
+        ("mark", "good", f"{run}@1", "--why", "looked at"),
+        ("fsck", run, "--deep"),
         ("--version",),
         ("--help",),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -56,19 +56,27 @@ def test_every_reader_refuses_a_step_that_was_not_committed_in_the_same_words(
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.field_report("BR-205")
-def test_a_checkpoint_of_another_tool_is_refused_by_what_it_holds_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tool", ["dcp", "another"])
+def test_a_checkpoint_of_another_tool_is_refused_by_what_it_holds_and_left_alone(tmp_path: Path, tool: str) -> None:
     place = tmp_path / "theirs"
-    dcp.save({"w": torch.ones(3)}, checkpoint_id=place, no_dist=True)
+    if tool == "dcp":
+        dcp.save({"w": torch.ones(3)}, checkpoint_id=place, no_dist=True)
+    else:
+        place.mkdir()
+        torch.save({"w": torch.ones(3)}, place / "model.pt")
     before = {path.name: path.read_bytes() for path in place.iterdir()}
-    error = error_of(["ls", place], 2)
-    assert error["kind"] == "not-a-run"
-    assert ".metadata" in error["message"]
-    for attempt in (
-        lambda: resilient.load(place, {"model": {"w": torch.zeros(3)}}),
+    held = ".metadata" if tool == "dcp" else "model.pt"
+    attempts: list[Callable[[], object]] = [
         lambda: resilient.save(place, 1, {"model": {"w": torch.zeros(3)}}),
         resilient.train(place)(lambda run: None),
-    ):
-        with pytest.raises(UsageError, match=r"\.metadata") as caught:
+    ]
+    if tool != "dcp":  # which can be read, and never written to
+        error = error_of(["ls", place], 2)
+        assert error["kind"] == "not-a-run"
+        assert held in error["message"]
+        attempts.append(lambda: resilient.load(place, {"model": {"w": torch.zeros(3)}}))
+    for attempt in attempts:
+        with pytest.raises(UsageError, match=held.replace(".", r"\.")) as caught:
             attempt()
         assert caught.value.kind is ErrorKind.NOT_A_RUN
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
+from resilient.catalog.hints import propose
 from resilient.catalog.merge import Merge
-from resilient.catalog.once import create_once, exists, read_document, read_or_none
+from resilient.catalog.once import again_if_corrupt, create_once, exists, read_document, read_or_none
 from resilient.catalog.parallel import each, in_order
 from resilient.catalog.references import check_references
 from resilient.clock import Clock, rfc3339
@@ -41,9 +43,18 @@ def write_receipt(store: Store, receipt: Receipt) -> None:
 
 
 def try_commit(
-    store: Store, attempt: Attempt, *, world_size: int, committer: int, reason: str, clock: Clock
+    store: Store,
+    attempt: Attempt,
+    *,
+    world_size: int,
+    committer: int,
+    reason: str,
+    clock: Clock,
+    metrics: Mapping[str, float] | None = None,
 ) -> Commit | tuple[int, ...]:
     """Commit an attempt if every rank's receipt is there; any rank may, and several may at once.
+
+    ``metrics`` are those of whoever commits.
 
     Returns:
         The one COMMIT of the attempt, whoever wrote it; or the ranks whose receipts are still missing.
@@ -60,7 +71,7 @@ def try_commit(
     absent = _absent(store, attempt, world_size)
     if absent:
         return absent
-    manifest = _merged(store, attempt, world_size)
+    manifest = again_if_corrupt(lambda: merged(store, attempt, world_size))
     if not isinstance(manifest, Manifest):
         return manifest
     check_references(store, attempt, (one.key for one in manifest.objects))
@@ -70,6 +81,8 @@ def try_commit(
     name = digest(memoryview(content)[-index_nbytes:]).hex()
     if not create_once(store, attempt.manifest(name), content):
         raise CorruptError(f"{attempt.manifest(name)} is not what its name says", kind=ErrorKind.BAD_DIGEST)
+    # Before COMMIT, and durable: a reader whose listing is stale must find it, whoever dies in between.
+    propose(store, attempt)
     if exists(store, attempt.tombstone):
         raise ConflictError(f"{attempt} was given up before it was committed", kind=ErrorKind.SAVE_FAILED)
     # 4. COMMIT: one of all committers wins, and its manifest is the one that counts.
@@ -86,6 +99,7 @@ def try_commit(
         reason=reason,
         committer=committer,
         index_nbytes=index_nbytes,
+        metrics=dict(metrics or {}),
     )
     if create_once(store, attempt.commit, encode_document(commit)):
         return commit
@@ -130,7 +144,7 @@ def _absent(store: Store, attempt: Attempt, world_size: int) -> tuple[int, ...]:
     return ()
 
 
-def _merged(store: Store, attempt: Attempt, world_size: int) -> Manifest | tuple[int, ...]:
+def merged(store: Store, attempt: Attempt, world_size: int) -> Manifest | tuple[int, ...]:
     """Return what the receipts say together; or the ranks whose receipts are missing."""
     merge = Merge(attempt, world_size)
     missing: list[int] = []

@@ -14,6 +14,7 @@ from resilient.catalog.contents import read_manifest
 from resilient.catalog.fetch import read_span, unpack, writer_of
 from resilient.catalog.generations import claim_generation, write_base
 from resilient.catalog.line import read_line
+from resilient.catalog.prune import give_up
 from resilient.catalog.run_info import open_run
 from resilient.catalog.select import select
 from resilient.clock import Clock
@@ -65,17 +66,27 @@ def copy(
     write_base(destination, claim, None)
     attempt = Attempt(step=commit.step, generation=claim.generation, nonce=claim.nonce)
     written: list[str] = []
+    committing = False
     try:
         placed = _copy_data(source, manifest, destination, attempt, written, progress)
         for rank in range(manifest.world_size):
             receipt = _receipt(manifest, attempt, rank, *placed.get(rank, ((), ())))
             write_receipt(destination, receipt)
             written.append(attempt.receipt(rank))
+        committing = True
         outcome = try_commit(
-            destination, attempt, world_size=manifest.world_size, committer=0, reason=commit.reason, clock=clock
+            destination,
+            attempt,
+            world_size=manifest.world_size,
+            committer=0,
+            reason=commit.reason,
+            clock=clock,
+            metrics=commit.metrics,
         )
     except BaseException:
-        _remove(destination, written)
+        # A COMMIT whose response was lost is there, or comes yet: without its data it must not count.
+        if not committing or _given_up(destination, attempt, clock):
+            _remove(destination, written)
         raise
     assert isinstance(outcome, Commit), "all receipts were written just now"
     return outcome
@@ -186,6 +197,14 @@ def _receipt(
         chunks=Chunks.of(msgspec.structs.replace(chunk, tensor=numbers[chunk.tensor]) for chunk in chunks),
         values=values,
     )
+
+
+def _given_up(destination: Store, attempt: Attempt, clock: Clock) -> bool:
+    try:
+        give_up(destination, attempt, clock, reason="the copy failed")
+    except ResilientError:
+        return False  # then all of it stays, and what led here matters more
+    return True
 
 
 def _remove(destination: Store, keys: Sequence[str]) -> None:

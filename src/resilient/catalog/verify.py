@@ -10,9 +10,10 @@ from typing import TypeAlias, TypeVar
 from resilient.catalog.contents import read_manifest
 from resilient.catalog.fetch import decoded, writer_of
 from resilient.catalog.generations import claimed_numbers
-from resilient.catalog.line import Line
-from resilient.catalog.once import exists, read_document, read_or_none
+from resilient.catalog.line import Line, is_given_up
+from resilient.catalog.once import read_document, read_or_none
 from resilient.catalog.parallel import each
+from resilient.catalog.tombstones import continuation
 from resilient.errors import CorruptError, NotFoundError
 from resilient.format import layout
 from resilient.format.chunks import NOT_HERE, Chunk
@@ -22,6 +23,7 @@ from resilient.format.documents import (
     Claim,
     Commit,
     Manifest,
+    Newest,
     Object,
     Receipt,
     ReceiptRef,
@@ -29,10 +31,11 @@ from resilient.format.documents import (
     Tensor,
     Tombstone,
 )
+from resilient.format.frame import unseal_json
 from resilient.format.receipts import decode_receipt
 from resilient.store.base import Store
 
-D = TypeVar("D", RunInfo, Claim, Base, Commit, Tombstone)
+D = TypeVar("D", RunInfo, Claim, Base, Commit, Tombstone, Newest)
 Progress: TypeAlias = Callable[[int, int], None]
 
 
@@ -99,10 +102,17 @@ def verify(
     for commit in commits:
         count, found = _check_commit(store, commit, read if deep else None)
         # It may have been deleted, as retention does, while we looked.
-        if not found or not exists(store, commit.attempt.tombstone):
+        if not found or not is_given_up(store, commit.attempt):
             checked += count
             bad.extend(found)
     return Verification(checked=checked, bad=tuple(bad))
+
+
+def verify_data(store: Store, manifest: Manifest, *, progress: Progress | None = None) -> tuple[Bad, ...]:
+    """Compare every stored byte that a manifest names with its digest; what is damaged is listed, never raised."""
+    read = _Reader(store, sum(chunk.nbytes for chunk in manifest.chunks), progress)
+    wrong = [found for found in each(lambda one: _check_size(store, manifest, one), manifest.objects) if found]
+    return (*wrong, *_check_data(manifest, (), wrong, read))
 
 
 def _check_run(store: Store, line: Line) -> tuple[int, list[Bad]]:
@@ -114,12 +124,15 @@ def _check_run(store: Store, line: Line) -> tuple[int, list[Bad]]:
     if why:
         bad.append(Bad(step=None, object=layout.RUN, why=why))
     numbers = sorted({*line.chain.links, *claimed_numbers(store)})
-    for found in each(lambda number: _check_generation(store, line, number), numbers):
+    checked = 1 + len(line.torn)
+    for count, found in each(lambda number: _check_generation(store, line, number), numbers):
+        checked += count
         bad.extend(found)
-    return 1 + 2 * len(numbers) + len(line.torn), bad
+    return checked, bad
 
 
-def _check_generation(store: Store, line: Line, number: int) -> list[Bad]:
+def _check_generation(store: Store, line: Line, number: int) -> tuple[int, list[Bad]]:
+    """Return how many documents of a generation were looked at, and what is wrong with them."""
     link = line.chain.links.get(number)
     claim, claim_why = _read(store, Claim, layout.claim(number), needed=link is not None)
     base, base_why = _read(store, Base, layout.base(number), needed=link is not None)
@@ -127,8 +140,24 @@ def _check_generation(store: Store, line: Line, number: int) -> list[Bad]:
         claim_why = f"is the claim of another generation {number}"
     if link is not None and base is not None and base.nonce != link.nonce:
         base_why = f"is the base of another generation {number}"
-    found = ((layout.claim(number), claim_why), (layout.base(number), base_why))
-    return [Bad(step=None, object=key, why=why) for key, why in found if why]
+    found = [(layout.claim(number), claim_why), (layout.base(number), base_why)]
+    # Of these, generations of earlier versions of this library have none.
+    hint, hint_why = _read(store, Newest, layout.newest(number), needed=False)
+    if hint is not None or hint_why:
+        found.append((layout.newest(number), hint_why))
+    if base is not None and base.attempt is not None:
+        mark = continuation(base.attempt, number)
+        if (data := read_or_none(store, mark)) is not None:
+            found.append((mark, _damage(data, mark)))
+    return len(found), [Bad(step=None, object=key, why=why) for key, why in found if why]
+
+
+def _damage(sealed: bytes, key: str) -> str:
+    try:
+        unseal_json(sealed, key)
+    except CorruptError as error:
+        return _without(key, error)
+    return ""
 
 
 def _read(store: Store, kind: type[D], key: str, *, needed: bool) -> tuple[D | None, str]:
@@ -162,10 +191,15 @@ def _check_commit(store: Store, commit: Commit, read: _Reader | None) -> tuple[i
     wrong = [found for found in each(lambda one: _check_size(store, manifest, one), manifest.objects) if found]
     bad.extend(wrong)
     if read is not None:
-        damaged = {found.object for found in wrong}
-        chunks = [chunk for chunk in _stored(manifest, receipts) if chunk.key not in damaged]
-        bad.extend(found for found in each(lambda chunk: read.check(commit, chunk), chunks) if found)
+        bad.extend(_check_data(manifest, receipts, wrong, read))
     return 2 + len(manifest.receipts) + len(manifest.objects), bad
+
+
+def _check_data(manifest: Manifest, receipts: Sequence[Receipt], wrong: Sequence[Bad], read: _Reader) -> list[Bad]:
+    """Compare all chunks but those of objects that are known to be wrong."""
+    damaged = {found.object for found in wrong}
+    chunks = [chunk for chunk in _stored(manifest, receipts) if chunk.key not in damaged]
+    return [found for found in each(lambda chunk: read.check(manifest.step, chunk), chunks) if found]
 
 
 def _check_receipt(store: Store, commit: Commit, ref: ReceiptRef) -> Receipt | Bad:
@@ -230,7 +264,7 @@ class _Reader:
         self._done = 0
         self._lock = threading.Lock()
 
-    def check(self, commit: Commit, stored: _Stored) -> Bad | None:
+    def check(self, step: int, stored: _Stored) -> Bad | None:
         chunk = stored.chunk
         data = memoryview(bytearray(chunk.nbytes))
         why = ""
@@ -245,7 +279,7 @@ class _Reader:
                 why = str(error)
         self._advance(chunk.nbytes)
         tensor = f"{stored.tensor.item}.{stored.tensor.name}"
-        return Bad(step=commit.step, object=stored.key, tensor=tensor, rank=stored.rank, why=why) if why else None
+        return Bad(step=step, object=stored.key, tensor=tensor, rank=stored.rank, why=why) if why else None
 
     def _advance(self, nbytes: int) -> None:
         with self._lock:

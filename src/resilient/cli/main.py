@@ -20,6 +20,11 @@ _COMMANDS: Final = {
     "verify": "Compare stored bytes with their digests.",
     "restore": "Copy a checkpoint to another place, verified.",
     "prune": "Delete old checkpoints.",
+    "pin": "Keep a checkpoint from being deleted.",
+    "unpin": "Let a checkpoint be deleted again.",
+    "mark": "Say that a checkpoint is failed, or good.",
+    "adopt": "Commit a save that is complete and was never committed.",
+    "fsck": "Take stock of a run: what is damaged, orphaned, unknown.",
     "doctor": "Find out whether a store can be trusted.",
 }
 _INTERRUPTED: Final = 130

@@ -10,6 +10,8 @@ from itertools import islice
 
 import click
 
+from resilient.catalog.contents import Foreign
+from resilient.catalog.dcp.view import find_dcp
 from resilient.catalog.line import Line, read_line
 from resilient.catalog.once import exists
 from resilient.catalog.run_info import open_run
@@ -86,6 +88,9 @@ def open_place(argument: str, *, even_damaged: bool = False) -> Place:
     try:
         open_run(store, create=False, clock=SYSTEM_CLOCK)
     except (NotFoundError, UsageError) as error:
+        written_by_dcp = find_dcp(store)
+        if written_by_dcp is not None:
+            return Place(url=url, store=written_by_dcp, line=read_line(written_by_dcp), step=step)
         near = _runs_near(url, store)
         if not near:
             raise
@@ -96,6 +101,32 @@ def open_place(argument: str, *, even_damaged: bool = False) -> Place:
         if not even_damaged or error.kind is ErrorKind.NEWER_FORMAT:
             raise
     return Place(url=url, store=store, line=read_line(store), step=step)
+
+
+def open_own(argument: str, *, even_damaged: bool = False) -> Place:
+    """Return a run as `open_place` does, but only one that this package has written, and whose marks it may change."""
+    place = open_place(argument, even_damaged=even_damaged)
+    if isinstance(place.store, Foreign):
+        raise UsageError(
+            f"{place.url} was written by another library, which knows none of this", kind=ErrorKind.NOT_A_RUN
+        )
+    return place
+
+
+def asked_step(place: Place, argument: str) -> int:
+    """Return the step that was named; a command that changes something takes none by itself."""
+    if place.step is None:
+        raise UsageError(
+            f"{argument} names no step",
+            kind=ErrorKind.INVALID_ARGUMENT,
+            hint=f"name one, as in {argument}@{place.line.commits[0].step if place.line.commits else 'STEP'}",
+        )
+    return place.step
+
+
+def one_step(place: Place, argument: str) -> Commit:
+    """Return the checkpoint that was named by its step."""
+    return place.line.at(asked_step(place, argument))
 
 
 def _runs_near(url: str, store: Store) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import click
 
-from resilient.catalog.prune import Pruned
+from resilient.catalog.prune import Pruned, retained
 from resilient.catalog.prune import prune as prune_run
-from resilient.cli.place import nothing_committed, open_place
+from resilient.cli.place import nothing_committed, open_own
 from resilient.cli.render import json_option, note, say, say_json, size
 from resilient.clock import SYSTEM_CLOCK
 from resilient.config import parse_duration
@@ -14,24 +16,32 @@ from resilient.errors import ErrorKind, UsageError
 from resilient.policy.keep import Keep
 
 
-@click.command(epilog="Example: resilient prune runs/gpt --keep-last 3 --keep-every 1000 --yes")
+@click.command(
+    epilog="Example: resilient prune runs/gpt --keep-last 3 --keep-every-time 6h --keep-best 2 --metric loss"
+)
 @click.argument("run")
 @click.option("--keep-last", type=click.IntRange(min=1), required=True, help="Keep the newest N checkpoints.")
 @click.option("--keep-every", type=click.IntRange(min=1), help="Keep all steps that are a multiple of this, too.")
+@click.option("--keep-every-time", metavar="TIME", help="Keep one for each such time, too: 90min, 6h, 1d.")
+@click.option("--keep-best", type=click.IntRange(min=1), help="Keep the N best by --metric, too.")
+@click.option("--metric", help="What run.metrics reported, such as loss.")
+@click.option("--mode", type=click.Choice(["min", "max"]), default="min", show_default=True, help="Which is the best.")
 @click.option(
     "--grace",
     help="How long readers that may leave no mark have to finish, such as 90s. Default: none.",
 )
 @click.option("--yes", is_flag=True, help="Delete. Without it, only say what would be deleted.")
 @json_option
-def prune(run: str, *, keep_last: int, keep_every: int | None, grace: str | None, yes: bool, as_json: bool) -> None:
+def prune(run: str, *, grace: str | None, yes: bool, as_json: bool, **keep: Any) -> None:
     """Delete the checkpoints of RUN that are neither among the newest nor kept otherwise, and what dead writers left.
 
-    Never deletes the newest checkpoint, nor one that is pinned or being read. Deleted checkpoints stop counting at
+    Never deletes the newest checkpoint, nor the newest that is not marked failed, nor one that is pinned or being read,
+    nor data that a checkpoint which stays shares with a deleted one. Deleted checkpoints stop counting at
     once; their data goes after --grace.
     """
     grace_s = _seconds(grace)
-    place = open_place(run)
+    policy = _policy(**keep)
+    place = open_own(run)
     if place.step is not None:
         raise UsageError("prune takes a run, not one step of it", kind=ErrorKind.INVALID_ARGUMENT)
     line = place.line
@@ -39,7 +49,9 @@ def prune(run: str, *, keep_last: int, keep_every: int | None, grace: str | None
         note(why)
     if not line.commits:
         raise nothing_committed(place.url)
-    kept = Keep(last=keep_last, every=keep_every).kept([commit.step for commit in line.commits])
+    if policy.metric is not None and not any(policy.metric in commit.metrics for commit in line.commits):
+        note(f"no checkpoint has a metric {policy.metric!r}")
+    kept = retained(line, policy)
     done = prune_run(
         place.store, line, kept, clock=SYSTEM_CLOCK, dry_run=not yes, grace_s=grace_s if yes else None, watch=yes
     )
@@ -58,6 +70,30 @@ def prune(run: str, *, keep_last: int, keep_every: int | None, grace: str | None
         )
         return
     _say(done, staying, yes=yes)
+
+
+def _policy(
+    keep_last: int,
+    keep_every: int | None,
+    keep_every_time: str | None,
+    keep_best: int | None,
+    metric: str | None,
+    mode: Literal["min", "max"],
+) -> Keep:
+    if (keep_best is None) != (metric is None):
+        raise UsageError(
+            "--keep-best and --metric need each other",
+            kind=ErrorKind.INVALID_ARGUMENT,
+            hint="for example: --keep-best 2 --metric loss",
+        )
+    if keep_every_time is not None:
+        try:
+            parse_duration(keep_every_time)
+        except ValueError as error:
+            raise UsageError(
+                f"--keep-every-time {keep_every_time!r} {error}", kind=ErrorKind.INVALID_ARGUMENT
+            ) from error
+    return Keep(last=keep_last, every=keep_every, every_time=keep_every_time, best=keep_best, metric=metric, mode=mode)
 
 
 def _say(done: Pruned, staying: list[int], *, yes: bool) -> None:

@@ -132,5 +132,7 @@ def size(nbytes: int) -> str:
 
 
 def moment(created: str) -> str:
-    """Return an RFC 3339 time for people: to the second, in UTC."""
+    """Return an RFC 3339 time for people: to the second, in UTC; a dash for one that is not known."""
+    if not created:
+        return "-"
     return created.partition(".")[0].replace("T", " ").removesuffix("Z") + "Z"

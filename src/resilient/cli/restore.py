@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from resilient.catalog.choosing import nothing_usable, why_failed
 from resilient.catalog.contents import read_manifest
 from resilient.catalog.copy import copy
 from resilient.catalog.export import export_safetensors
@@ -82,21 +83,30 @@ def _restore(place: Place, destination: str, form: str, items: Sequence[str] | N
     """Restore the step that was asked for; if none was, the newest that is whole."""
     commit = place.chosen()
     if place.step is not None:
+        why = why_failed(place.store, commit)
+        if why is not None:
+            note(f"step {commit.step} is {why}; it is restored because it was asked for")
         _restore_one(place, commit, destination, form, items)
         return commit
     for why in place.line.ignored:
         note(why)
-    older = list(place.line.commits[1:])
-    while True:
-        try:
-            _restore_one(place, commit, destination, form, items)
-        except CorruptError as error:
-            if not older:
-                raise
-            note(f"step {commit.step} is not usable, trying step {older[0].step}: {error}")
-            commit = older.pop(0)
+    marked: list[str] = []
+    for commit, after in zip(place.line.commits, [*place.line.commits[1:], None], strict=True):
+        why = why_failed(place.store, commit)
+        if why is not None:
+            marked.append(f"step {commit.step}: {why}")
         else:
-            return commit
+            try:
+                _restore_one(place, commit, destination, form, items)
+            except CorruptError as error:
+                if after is None:
+                    raise
+                why = str(error)
+            else:
+                return commit
+        if after is not None:
+            note(f"step {commit.step} is not usable, trying step {after.step}: {why}")
+    raise nothing_usable(place.store, marked, marked=True)
 
 
 def _restore_one(place: Place, commit: Commit, destination: str, form: str, items: Sequence[str] | None) -> None:

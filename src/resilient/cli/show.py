@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import click
 
-from resilient.catalog.contents import read_manifest
+from resilient.catalog.contents import Foreign, read_outline
+from resilient.catalog.marks import list_marks
 from resilient.cli.ls import describe
 from resilient.cli.place import open_place
 from resilient.cli.render import json_option, moment, say, say_json, size, table
@@ -24,7 +26,9 @@ def show(run: str, *, everything: bool, as_json: bool) -> None:
     """Show what is in a checkpoint of RUN: the newest one, or that of STEP."""
     place = open_place(run)
     commit = place.chosen()
-    manifest = read_manifest(place.store, commit)
+    manifest = read_outline(place.store, commit)
+    marks = [] if isinstance(place.store, Foreign) else list_marks(place.store, commit.attempt)
+    about = {"metrics": commit.metrics, "notes": [asdict(mark) for mark in marks]}
     if as_json:
         tensors = [
             {
@@ -38,9 +42,12 @@ def show(run: str, *, everything: bool, as_json: bool) -> None:
             }
             for tensor in manifest.tensors
         ]
-        say_json({"run": place.url, **describe(place, commit), "reason": commit.reason, "tensors": tensors})
+        say_json({"run": place.url, **describe(place, commit), "reason": commit.reason, "tensors": tensors} | about)
         return
     _summarize(place.url, commit, manifest)
+    for mark in marks:
+        host = f" on {mark.host}" if mark.host else ""
+        say(f"  {mark.kind:<8} by {mark.by}{host}{f': {mark.why}' if mark.why else ''}")
     shown = manifest.tensors if everything else manifest.tensors[:_ROWS]
     if shown:
         say("")
@@ -62,6 +69,8 @@ def _summarize(url: str, commit: Commit, manifest: Manifest) -> None:
     say(f"  tensors  {len(manifest.tensors)} in {len(manifest.chunks)} chunks, {len(manifest.objects)} objects")
     say(f"  values   {len(manifest.values)}")
     say(f"  size     {size(commit.nbytes)}")
+    if commit.metrics:
+        say(f"  metrics  {', '.join(f'{name} {value:g}' for name, value in sorted(commit.metrics.items()))}")
 
 
 def _row(tensor: Tensor) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def verify(ctx: click.Context, run: str, *, deep: bool, as_json: bool) -> None:
         say_json({"ok": found.ok, "checked": found.checked, "bad": [asdict(bad) for bad in found.bad]})
     else:
         for bad in found.bad:
-            say(f"bad: {_line(bad)}")
+            say(f"bad: {bad_line(bad)}")
         outcome = "ok" if found.ok else f"{len(found.bad)} bad"
         say(f"{outcome}: {found.checked} objects checked{'' if deep else _SHALLOW}")
     if not found.ok:
@@ -44,7 +44,10 @@ def _verify(place: Place, *, deep: bool) -> Verification:
     if place.step is None:
         commits = line.commits
         for attempt in line.uncommitted:
-            note(f"{attempt} is complete but uncommitted: its writer was stopped, or {attempt.commit} was lost")
+            note(
+                f"{attempt} is complete but uncommitted: its writer was stopped, or {attempt.commit} was lost"
+                f" (resilient adopt {place.url}@{attempt.step} commits it)"
+            )
     else:
         torn = next((attempt for attempt in line.torn if attempt.step == place.step), None)
         if torn is not None:
@@ -60,7 +63,8 @@ def _verify(place: Place, *, deep: bool) -> Verification:
     return found
 
 
-def _line(bad: Bad) -> str:
+def bad_line(bad: Bad) -> str:
+    """Return what is wrong with one object, as a line for people."""
     where = "" if bad.step is None else f"step {bad.step}: "
     notes = [f"tensor {bad.tensor}"] if bad.tensor else []
     if bad.rank is not None:
