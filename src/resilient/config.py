@@ -35,6 +35,9 @@ class Settings:
     strict: bool = True  # False: a restore accepts names that only one side has, and reports them
     takeover: bool = False  # start although another launch seems to be alive in this place
     max_failed_saves: int = 5  # so many saves that fail in a row end the run
+    max_unsaved: float | None = None  # the age of the newest committed state that ends the run; None: any
+    max_demotions: int = 3  # so many checkpoints in a row may be marked failed by the run itself
+    max_failed_attempts: int = 3  # so many failures in a row, alike and at the same step, end in a verdict
     commit_timeout_s: float = 600.0  # from the start of a save to its commit
     restore_timeout_s: float = 3600.0  # for all ranks to have read their part
     peer_timeout_s: float = 300.0  # for one word from another rank
@@ -229,6 +232,16 @@ def _max_bandwidth(value: object) -> str | None:
     return value
 
 
+def _max_unsaved(value: object) -> float | None:
+    if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+        return None
+    return _seconds(value)
+
+
+def _whole(value: object) -> int:
+    return 0 if str(value).strip() == "0" else _count(value)
+
+
 def _resume(value: object) -> str:
     if value not in ("auto", "required", "never"):
         raise ValueError('must be "auto", "required" or "never"')
@@ -261,6 +274,8 @@ def _parser(name: str) -> Callable[[object], object]:
         "takeover": _flag,
         "compress": _compress,
         "max_bandwidth": _max_bandwidth,
+        "max_unsaved": _max_unsaved,
+        "max_demotions": _whole,
         "storage_options": _options,
     }
     return special.get(name) or (_seconds if name.endswith("_s") else _count)

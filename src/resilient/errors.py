@@ -56,6 +56,7 @@ class ErrorKind(StrEnum):
     PEER_TIMEOUT = "peer-timeout"
     PEER_FAILED = "peer-failed"
     SAVE_FAILED = "save-failed"
+    CRASH_LOOP = "crash-loop"
 
 
 class ResilientError(Exception):

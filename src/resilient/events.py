@@ -69,14 +69,34 @@ class SaveCommitted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveFailed(Event):
+    """``failures``: so many saves in a row have failed on this rank."""
+
     step: int
     error: str
+    failures: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSkipped(Event):
     step: int
     why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateUnchanged(Event):
+    """No trained parameter differs from what it was at ``since``, although optimizers have stepped in between."""
+
+    step: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreStarted(Event):
+    """This checkpoint is going to be read."""
+
+    step: int
+    generation: int
+    nonce: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +113,29 @@ class FellBack(Event):
     """A newer checkpoint was not usable; an older one is taken."""
 
     step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demoted(Event):
+    """The run has marked a checkpoint failed: two lives have failed alike soon after restoring it."""
+
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reinstated(Event):
+    """The run has taken that back: what fails without it too is not its fault."""
+
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(Event):
+    """The run does not try again: the same failure has come back so often."""
+
     why: str
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Sequence
@@ -190,8 +191,10 @@ def test_what_is_saved_and_not_wanted_any_more_is_named_and_left_out_only_when_t
     assert any("data" in event.message for event in events if isinstance(event, Notice))
 
 
+@pytest.mark.field_report("BR-026")
 def test_a_run_that_was_copied_with_its_directory_restores(run: Path) -> None:
     copied = run.with_name("copied")
+    assert not [each for each in run.rglob("*") if each.is_symlink()]
     shutil.copytree(run, copied)  # as cp -r: new times, new inodes
     shutil.rmtree(run)
     into = items(0)
@@ -201,6 +204,50 @@ def test_a_run_that_was_copied_with_its_directory_restores(run: Path) -> None:
     (rank,) = make_ranks(store, 1, continues=read_line(store).commits[0])
     save([rank], 40)
     assert [commit.step for commit in read_line(store).commits] == [40, 30, 20, 10]
+
+
+class Local(LocalStore):
+    """A store that no other process can open: its writers are threads of this one, which the test can disturb."""
+
+
+@pytest.mark.field_report("BR-023")
+def test_a_rename_that_is_a_copy_and_ends_half_way_leaves_the_old_or_the_new_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.replace
+    left = 0
+
+    def copy(self: Path, target: Path) -> Path:
+        nonlocal left
+        assert not self.is_dir(), "a directory is renamed"
+        left -= 1
+        if left >= 0:
+            return rename(self, target)
+        if left == -1:
+            target.write_bytes(self.read_bytes()[: self.stat().st_size // 2])
+        raise OSError(errno.ENOTCONN, "the mount is gone")  # and nothing more is written by this life
+
+    newest = []
+    for number in range(20):
+        place = tmp_path / str(number)
+        (rank,) = make_ranks(Local(place), 1)
+        save([rank], 10)
+        left = number
+        monkeypatch.setattr(Path, "replace", copy)
+        handle = rank.saver.save(20, capture(items(20), rank=0, world_size=1), reason="test")
+        error = handle.committed.exception(60)
+        rank.saver.close(30)
+        monkeypatch.undo()
+        into = items(0)
+        step, _ = restored(LocalStore(place), into, Peers.current())
+        assert state_of(into) == {step}
+        assert step == 20 or error is not None, "it was reported as committed"
+        newest.append(step)
+        if left >= 0:
+            break
+    assert newest[0] == 10
+    assert newest[-1] == 20
+    assert len(newest) >= 3, "data, receipt or manifest"
 
 
 def tensors(step: float, *names: str) -> dict[str, Any]:

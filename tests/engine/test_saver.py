@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
@@ -127,6 +128,38 @@ def test_the_death_of_rank_0_after_its_receipt_does_not_prevent_the_commit(
     (commit,) = read_line(store).commits
     assert commit.committer == 1
     assert not first.committed.done() or first.committed.exception()
+
+
+class SlowData(MemoryStore):
+    """A store where data take their time and small objects pass them; ``early``: data missing when a COMMIT came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_their_way: set[str] = set()
+        self.early: list[set[str]] = []
+
+    def put(self, key: str, parts: Sequence[BytesLike]) -> None:
+        if key.startswith("data/"):
+            self.on_their_way.add(key)
+            time.sleep(0.3)
+        super().put(key, parts)
+        self.on_their_way.discard(key)
+
+    def create(self, key: str, data: bytes) -> bool:
+        if key.endswith("COMMIT"):
+            self.early.append(set(self.on_their_way))
+            assert len(list(self.list("data/"))) == 3
+        return super().create(key, data)
+
+
+@pytest.mark.field_report("BR-024")
+def test_a_commit_is_written_when_the_data_of_all_ranks_are_there() -> None:
+    store = SlowData()
+    ranks = make_ranks(store, 3)
+    for handle in save_all(ranks, 1, [{"s": {f"of {rank}": torch.ones(500)}} for rank in range(3)]):
+        handle.wait(60)
+    assert store.early
+    assert not any(store.early)
 
 
 class Refusing(MemoryStore):

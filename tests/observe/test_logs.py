@@ -26,12 +26,26 @@ CASES = [
     (events.FellBack(step=7, why="bad digest"), "step 7 is not usable, taking an older one: bad digest"),
     (events.SaveCommitted(step=7, nbytes=100, duration_s=1.04), "saved step 7 (100 B, 1.0 s)"),
     (events.SaveFailed(step=7, error="disk full"), "the save of step 7 failed, training goes on: disk full"),
+    (
+        events.SaveFailed(step=7, error="disk full", failures=3),
+        "the save of step 7 failed (3 in a row), training goes on: disk full",
+    ),
     (events.SaveSkipped(step=7, why="busy"), "no save at step 7: busy"),
+    (events.Demoted(step=7, why="it fails"), "step 7 is marked failed from now on: it fails"),
+    (events.Reinstated(step=7, why="others do too"), "step 7 is not marked failed any more: others do too"),
+    (events.Refused(why="thrice the same"), "no further try: thrice the same"),
+    (
+        events.StateUnchanged(step=7, since=5),
+        (
+            "training changes nothing: every trained parameter at step 7 is what it was at step 5, although optimizers "
+            "have stepped (is the learning rate 0? does the optimizer have the parameters of this model?)"
+        ),
+    ),
     (events.Notice(message="done"), "done"),
 ]
 
 
-@pytest.mark.parametrize(("event", "line"), CASES, ids=[line[:24] for _, line in CASES])
+@pytest.mark.parametrize(("event", "line"), CASES, ids=[line[:32] for _, line in CASES])
 def test_each_event_is_one_line(event: events.Event, line: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "resilient")
     Lines()(event)

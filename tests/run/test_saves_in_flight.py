@@ -109,7 +109,7 @@ main()
 """
 
 
-@pytest.mark.field_report("BR-045")
+@pytest.mark.field_report("BR-045", "BR-177")
 @pytest.mark.parametrize(("ending", "code", "saved"), [("end", 0, [3, 2]), ("exception", 1, [2]), ("exit", 0, [2])])
 def test_a_program_that_ends_with_a_save_in_flight_ends_when_it_is_committed(
     tmp_path: Path, ending: str, code: int, saved: list[int]

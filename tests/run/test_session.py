@@ -550,6 +550,23 @@ def test_settings_are_checked_at_decoration() -> None:
             resilient.train("memory://never", **wrong)
 
 
+@pytest.mark.field_report("BR-179")
+@pytest.mark.parametrize(
+    ("place", "options", "kind"),
+    [
+        ("box://bucket/run", {}, ErrorKind.MISSING_EXTRA),
+        ("gs://bucket/run", {"client": "fsspec"}, ErrorKind.MISSING_EXTRA),
+        ("s4://bucket/run", {}, ErrorKind.UNKNOWN_SCHEME),
+    ],
+)
+def test_a_place_that_cannot_be_opened_here_is_told_at_decoration(
+    place: str, options: dict[str, str], kind: ErrorKind
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        resilient.train(place, storage_options=options)
+    assert caught.value.kind is kind
+
+
 def test_arguments_and_the_result_pass_through(tmp_path: Path) -> None:
     @resilient.train(tmp_path)
     def main(run: Run, a: int, *, b: int) -> tuple[int, int, int, int]:

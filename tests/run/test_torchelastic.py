@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
+
+import pytest
 
 import resilient
 
@@ -62,3 +66,45 @@ def test_workers_that_are_restarted_agree_and_continue(tmp_path: Path) -> None:
         sampler.advance()
     assert set(re.findall(r"SUM (\S+)", text)) == {str(expected)}
     assert resilient.checkpoints(place)[0].step == 30
+
+
+STOPPED = """
+    import sys, time, torch, resilient
+
+    @resilient.train(sys.argv[1], every=10**6, max_bandwidth="0.4MB/s", compress="off")
+    def main(run):
+        state = {"w": torch.rand(2_500_000)}
+        run.track(state=state)
+        for _ in run.steps(range(10**6)):
+            if run.step == 1:
+                run.save().wait(60)
+            if run.step == 2:  # which waits for as long as the first one was worth
+                run.save().staged.result(60)
+                print("STAGED", flush=True)
+            state["w"].add_(1)
+            time.sleep(0.05)
+
+    main()
+"""
+
+
+@pytest.mark.field_report("BR-169")
+def test_a_save_that_takes_longer_than_the_agent_waits_is_committed_after_it(tmp_path: Path) -> None:
+    program, log, place = tmp_path / "program.py", tmp_path / "log", tmp_path / "run"
+    program.write_text(textwrap.dedent(STOPPED))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", str(program)]
+    with log.open("wb") as file:
+        agent = subprocess.Popen(
+            [*launch, str(place)], stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+    end = time.monotonic() + 120
+    while "STAGED" not in log.read_text():
+        assert agent.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.02)
+    agent.send_signal(signal.SIGTERM)
+    agent.wait(60)
+    assert [each.step for each in resilient.checkpoints(place)] == [1], "the save was too quick for this test"
+    while [each.step for each in resilient.checkpoints(place)] != [2, 1]:
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.1)

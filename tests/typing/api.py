@@ -12,8 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import resilient
 
+KEEP = resilient.Keep(last=3, every=1000) | resilient.Keep(every_time="6h", best=2, metric="accuracy", mode="max")
 
-@resilient.train("s3://bucket/run", every="2min", keep=resilient.Keep(last=3, every=1000), resume="required")
+
+@resilient.train("s3://bucket/run", every="2min", keep=KEEP, resume="required")
 def main(run: resilient.Run, learning_rate: float) -> int:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
@@ -33,6 +35,7 @@ def main(run: resilient.Run, learning_rate: float) -> int:
         pass
     for number in run.steps([1, 2], total=110):
         assert_type(number, int)
+        run.metrics(loss=0.5, accuracy=torch.tensor(0.9))
         with run.section("eval"):
             assert_type(run.loss_weight, float)
     assert_type(run.save(reason="end"), resilient.SaveHandle)

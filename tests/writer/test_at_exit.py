@@ -26,7 +26,7 @@ resilient.save(Busy(sys.argv[1]), 1, {"model": {"w": torch.zeros(1000)}})
 """
 
 
-@pytest.mark.field_report("BR-045")
+@pytest.mark.field_report("BR-045", "BR-177")
 def test_a_program_that_ends_right_after_a_save_has_saved(tmp_path: Path) -> None:
     place = str(tmp_path / "run")
     done = subprocess.run(
@@ -34,3 +34,25 @@ def test_a_program_that_ends_right_after_a_save_has_saved(tmp_path: Path) -> Non
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert [found.step for found in resilient.checkpoints(place)] == [1]
+
+
+LOSING = """
+import sys, torch, resilient
+from pathlib import Path
+
+place = Path(sys.argv[1])
+resilient.save(place, 1, {"model": {"w": torch.zeros(1000)}}).wait(60)
+(place / "data").rename(place / "elsewhere")
+(place / "data").touch()  # a file is in the way of what the next save writes
+resilient.save(place, 2, {"model": {"w": torch.ones(1000)}})
+"""
+
+
+@pytest.mark.field_report("BR-177")
+def test_a_save_that_is_lost_at_the_end_of_a_program_is_told_with_its_step(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOSING, str(tmp_path / "run")], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "the save of step 2 failed" in done.stderr
+    assert "Not a directory" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -120,6 +120,7 @@ def test_modules_that_lie_in_the_working_directory_are_not_imported(
     assert process_of(trainer).close(10)
 
 
+@pytest.mark.field_report("BR-178")
 def test_signals_that_end_a_trainer_do_not_end_its_writer(store: LocalStore) -> None:
     trainer = start(store, new_generation(store))
     trainer.save(1, state(1))

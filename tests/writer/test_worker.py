@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from resilient.policy.keep import Keep
 from resilient.store.base import Store
 from resilient.store.local import LocalStore
 from resilient.store.memory import MemoryStore
+from resilient.store.retrying import Retrying
 from resilient.writer.in_thread import ThreadWriter
 from resilient.writer.messages import Answer, Committed, Died, Failed, Noticed, Persisted, Pruned, Taken
 from resilient.writer.slot import Slot
@@ -245,6 +247,25 @@ def test_retention_is_applied_after_each_commit(start: Callable[..., Trainer]) -
     assert [each.steps for each in trainer.answers if isinstance(each, Pruned)] == [(1,), (2,), (3,)]
 
 
+@pytest.mark.field_report("BR-007")
+def test_what_killed_writers_have_left_half_written_is_removed_after_the_first_save_of_a_life(
+    start: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    store = LocalStore(tmp_path / "run")
+    claim = new_generation(store)
+    left = store.root / "data" / ".tmp-4711-0123456789abcdef"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    os.utime(left, (1_000, 1_000))
+    trainer = start(Retrying(store), claim, keep=Keep(last=2))
+    trainer.save(1, state(1))
+    assert isinstance(trainer.outcome(1), Committed)
+    assert trainer.link is not None
+    assert trainer.link.close(30)
+    assert not left.exists()
+    assert [commit.step for commit in read_line(store).commits] == [1]
+
+
 def test_answers_never_overlap_and_orders_do_not_wait_for_work(start: Callable[..., Trainer]) -> None:
     store = Failing()
     go_on = threading.Event()
@@ -294,6 +315,21 @@ def test_what_a_store_of_the_user_raises_after_the_commit_is_said_and_the_next_s
         assert isinstance(trainer.outcome(step), Committed)
     assert raised
     assert "RuntimeError: a client library's own error" in trainer.wait(Noticed).message
+
+
+@pytest.mark.field_report("BR-157")
+def test_a_store_that_denies_deletion_fails_no_save_and_it_is_said(start: Callable[..., Trainer]) -> None:
+    class Denying(MemoryStore):
+        def delete(self, key: str) -> None:
+            raise StoreError(f"{key}: deletion is denied", kind=ErrorKind.ACCESS_DENIED)
+
+    store = Denying()
+    trainer = start(store, new_generation(store), keep=Keep(last=1))
+    for step in (1, 2, 3, 4):
+        trainer.save(step, state(step), new=step == 1)
+        assert isinstance(trainer.outcome(step), Committed)
+    assert "deletion is denied" in trainer.wait(Noticed).message
+    assert read_line(store).commits[0].step == 4
 
 
 def test_a_writer_whose_thread_ends_is_missed_once_and_before_it_counts_as_gone(

@@ -6,6 +6,7 @@ bytes be written once, the second spares the others a wait until their deadline.
 
 from __future__ import annotations
 
+from resilient.clock import SYSTEM_CLOCK, Deadline
 from resilient.engine.peers import Peers
 from resilient.errors import PeerError
 from resilient.format.documents import Claim
@@ -46,6 +47,26 @@ class Agreement:
         except PeerError:
             return  # nobody can be told, and the deadline is for that
 
+    def tell_unchanged(self, step: int) -> None:
+        """Tell the others that this rank's part of what was trained is at this step what it was at the save before."""
+        if self._peers.world_size > 1:
+            try:
+                self._peers.publish(f"{self._unchanged_at(step)}/{self._peers.rank}", b"")
+            except PeerError:
+                return  # then nobody hears an alarm
+
+    def is_unchanged(self, step: int, timeout_s: float) -> bool:
+        """Say whether all the others have told that, within that time."""
+        deadline = Deadline(SYSTEM_CLOCK, timeout_s)
+        others = [rank for rank in range(self._peers.world_size) if rank != self._peers.rank]
+        try:
+            return all(
+                self._peers.fetch(f"{self._unchanged_at(step)}/{rank}", deadline.remaining_s) is not None
+                for rank in others
+            )
+        except PeerError:
+            return False
+
     def failure(self, step: int) -> str | None:
         """Return what another rank has told about a step, without waiting."""
         if self._peers.world_size == 1:
@@ -55,6 +76,9 @@ class Agreement:
         except PeerError:
             return None  # a commit needs the store alone
         return None if found is None else found.decode()
+
+    def _unchanged_at(self, step: int) -> str:
+        return f"unchanged/{self._generation}/{step}"
 
     def _failures_of(self, step: int) -> str:
         return f"failed/{self._generation}/{step}"

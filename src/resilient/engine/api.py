@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, SupportsIndex
 
 import msgspec
 
+from resilient.catalog.choosing import newest_unmarked, why_failed
+from resilient.catalog.dcp.view import is_foreign, run_at
 from resilient.catalog.generations import claim_generation, write_base
 from resilient.catalog.launch import check_no_other_launch
 from resilient.catalog.line import read_line
@@ -22,10 +24,11 @@ from resilient.engine.checkpoint import Checkpoint
 from resilient.engine.handle import SaveHandle
 from resilient.engine.peers import Peers
 from resilient.engine.restore import load_into
+from resilient.engine.same_place import check_same_place
 from resilient.engine.save_settings import SaveSettings, save_settings
 from resilient.engine.saver import Saver
 from resilient.errors import ConflictError, ErrorKind, NotFoundError, UsageError
-from resilient.events import Bus, Notice, SaveFailed
+from resilient.events import Bus, FellBack, Notice, SaveFailed
 from resilient.format.documents import Claim, Commit, decode_document, encode_document
 from resilient.observe.logs import show_logs
 from resilient.state.capturer import Capturer
@@ -150,16 +153,17 @@ def load(
     dtypes differ. A later `save` of this process into the same place continues from this step.
 
     Args:
-        store: a URL, a path or a `Store`.
+        store: a URL, a path or a `Store`: a run, or what torch.distributed.checkpoint wrote.
         into: the items to fill, by name; other items of the checkpoint are left alone.
-        step: a committed step, or "latest".
+        step: a committed step, or "latest": the newest that nobody has marked failed.
         strict: False fills what is there on both sides and leaves the rest.
         storage_options: for what reaches a URL; see `resilient.store.open.open_store`.
 
     Raises:
         NotFoundError: nothing is there, or not this step.
         UsageError: names, shapes or dtypes differ; all of them are listed.
-        CorruptError: stored bytes are wrong; ``into`` is then spoiled.
+        CorruptError: stored bytes are wrong; ``into`` is then spoiled. Or (kind ``nothing-usable``) "latest" is asked
+            for, and every checkpoint is marked failed.
     """
     peers = Peers.current()
     place = _open(store, storage_options)
@@ -168,10 +172,17 @@ def load(
     if session is not None:
         session.saver.drain(_PEER_TIMEOUT_S)  # what this process is just saving is what "latest" means to it
 
+    bus = Bus()
+    show_logs(bus, only=(FellBack, Notice))
+
     def decide() -> bytes:
-        return encode_document(_choose(place, step))
+        return encode_document(_choose(run_at(place), step, bus))
 
     chosen: Commit = decode_document(Commit, peers.share(peers.numbered("load"), decide, _PEER_TIMEOUT_S), "the choice")
+    if is_foreign(chosen):  # DCP's: nobody continues from it in the same place
+        source = run_at(place)
+        load_into(source, into, peers, chosen, strict=strict, bus=Bus())
+        return Checkpoint(source, chosen)
     load_into(place, into, peers, chosen, strict=strict, bus=Bus())
     with _lock:
         if session is not None and session.newest != chosen.step:
@@ -185,10 +196,10 @@ def checkpoints(store: Place, *, storage_options: Mapping[str, Any] | None = Non
     """Return the committed checkpoints of a run, newest first; an empty place has none."""
     place = _open(store, storage_options)
     try:
-        open_run(place, create=False, clock=SYSTEM_CLOCK)
+        source = run_at(place)
     except NotFoundError:
         return []
-    return [Checkpoint(place, commit) for commit in read_line(place).commits]
+    return [Checkpoint(source, commit) for commit in read_line(source).commits]
 
 
 def _key(place: Retrying) -> str:
@@ -230,14 +241,17 @@ def _open(store: Place, storage_options: Mapping[str, Any] | None) -> Retrying:
     return open_store(store, storage_options=storage_options)
 
 
-def _choose(store: Store, step: int | Literal["latest"]) -> Commit:
-    open_run(store, create=False, clock=SYSTEM_CLOCK)
+def _choose(store: Store, step: int | Literal["latest"], bus: Bus) -> Commit:
     line = read_line(store)
     if step != "latest":
-        return line.at(step)
+        asked_for = line.at(step)
+        why = why_failed(store, asked_for)
+        if why is not None:
+            bus.emit(Notice(message=f"step {step} is {why}; it is loaded because it was asked for"))
+        return asked_for
     if not line.commits:
         raise NotFoundError(f"{store.url} holds no committed checkpoint", kind=ErrorKind.NO_CHECKPOINT)
-    return line.commits[0]
+    return newest_unmarked(store, line, lambda commit, why: bus.emit(FellBack(step=commit.step, why=why)))
 
 
 def _start(store: Retrying, peers: Peers) -> _Session:
@@ -261,10 +275,11 @@ def _start(store: Retrying, peers: Peers) -> _Session:
         if newest is not None and newest < commits[0].step:
             what = f"steps up to {commits[0].step} were saved after it, and do not count from now on"
             bus.emit(Notice(message=f"{store.url} continues from step {newest}, which was loaded: {what}"))
-        return msgspec.msgpack.encode((encode_document(mine), run_id, newest))
+        return msgspec.msgpack.encode((encode_document(mine), run_id, newest, store.url))
 
     shared = peers.share(peers.numbered("claim"), claim, _PEER_TIMEOUT_S)
-    document, run_id, newest = msgspec.msgpack.decode(shared, type=tuple[bytes, str, int | None])
+    document, run_id, newest, url = msgspec.msgpack.decode(shared, type=tuple[bytes, str, int | None, str])
     claimed: Claim = decode_document(Claim, document, "the claim")
+    check_same_place(store, claimed, peers, made_in=url, timeout_s=_PEER_TIMEOUT_S, clock=SYSTEM_CLOCK)
     saver = Saver(store, claimed, peers, how, run_id=run_id, bus=bus)
     return _Session(store=store, peers=peers, saver=saver, newest=newest)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from resilient.catalog.contents import read_manifest
+from resilient.catalog.dcp.view import run_at
 from resilient.catalog.line import read_line
 from resilient.engine.read import fill
 from resilient.errors import ErrorKind, NotFoundError, ResilientError, UsageError
@@ -102,8 +103,9 @@ def main(arguments: list[str]) -> int:
     Errors go to stderr for people, and to stdout as a line of JSON for the command that started this.
     """
     place, step, folder, *items = arguments
-    store = open_store(place)
+    store: Store = open_store(place)
     try:
+        store = run_at(store)
         commit = read_line(store).at(int(step))
         for file in export_torch(store, read_manifest(store, commit), Path(folder), items=items or None):
             sys.stdout.write(f"{file}\n")

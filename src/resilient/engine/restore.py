@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from resilient.catalog.choosing import nothing_usable, passed_over
 from resilient.catalog.contents import Contents, open_manifest
 from resilient.catalog.line import read_line
 from resilient.catalog.marks import reading
@@ -16,8 +17,9 @@ from resilient.clock import SYSTEM_CLOCK, Clock
 from resilient.engine.exchange import fill_together
 from resilient.engine.peers import Peers, pack, pack_error, unpack
 from resilient.errors import CorruptError, ErrorKind, NotFoundError, PeerError, ResilientError
-from resilient.events import Bus, FellBack, Notice, Restored
+from resilient.events import Bus, FellBack, Notice, Restored, RestoreStarted
 from resilient.format.documents import Commit, decode_document, encode_document
+from resilient.state.collector import nothing_collected
 from resilient.state.prepare import Loading, mismatch, prepare, unexpected_line
 from resilient.store.base import Store
 
@@ -37,7 +39,10 @@ class RestoredFrom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidates:
+    """``failed``: for each of ``commits`` who has marked it failed, and why; None if nobody has."""
+
     commits: tuple[Commit, ...]
+    failed: tuple[str | None, ...]
     ignored: tuple[str, ...]
 
 
@@ -54,8 +59,8 @@ def restore(
 ) -> RestoredFrom | None:
     """Fill the items from the newest usable step of the line; all ranks call this, and all get the same step.
 
-    Rank 0 decides on the candidates; a step counts as usable when every rank has read all that it needs of it and every
-    digest was right. Else the next older one is taken, with an event that says why.
+    Rank 0 decides on the candidates; a step counts as usable when nobody has marked it failed, every rank has read all
+    that it needs of it and every digest was right. Else the next older one is taken, with an event that says why.
 
     Returns:
         What was restored; None for a fresh start: ``resume`` is "never", or is "auto" and the place holds no commit at
@@ -78,8 +83,13 @@ def restore(
         return None
     reasons = list(found.ignored)
     touched: set[_Name] = set()
-    for commit in found.commits:
+    for commit, marked in zip(found.commits, found.failed, strict=True):
+        if marked is not None:
+            reasons.append(f"step {commit.step}: {marked}")
+            bus.emit(FellBack(rank=peers.rank, step=commit.step, why=marked))
+            continue
         started_s = clock.monotonic()
+        bus.emit(RestoreStarted(rank=peers.rank, step=commit.step, generation=commit.generation, nonce=commit.nonce))
         try:
             nbytes = _restore_one(store, items, peers, commit, bus, timeout_s, strict=strict, touched=touched)
         except (CorruptError, NotFoundError) as error:
@@ -97,11 +107,7 @@ def restore(
             )
         )
         return RestoredFrom(commit=commit, nbytes_read=nbytes)
-    raise CorruptError(
-        f"{store.url}: there are checkpoints and none is usable: {'; '.join(reasons)}",
-        kind=ErrorKind.NOTHING_USABLE,
-        hint="`resilient verify` lists what is damaged; resume='never' starts over on purpose",
-    )
+    raise nothing_usable(store, reasons, marked=any(found.failed))
 
 
 def load_into(
@@ -121,13 +127,16 @@ def load_into(
 def _candidates(store: Store, peers: Peers, timeout_s: float) -> _Candidates:
     def decide() -> bytes:
         line = read_line(store)
-        commits = [encode_document(commit) for commit in line.commits[:_CANDIDATES]]
-        return msgspec.msgpack.encode((commits, line.ignored))
+        chosen = line.commits[:_CANDIDATES]
+        commits = [encode_document(commit) for commit in chosen]
+        return msgspec.msgpack.encode((commits, passed_over(store, line, chosen), line.ignored))
 
     shared = peers.share(peers.numbered("candidates"), decide, timeout_s)
-    commits, ignored = msgspec.msgpack.decode(shared, type=tuple[list[bytes], list[str]])
+    commits, failed, ignored = msgspec.msgpack.decode(shared, type=tuple[list[bytes], list[str | None], list[str]])
     return _Candidates(
-        commits=tuple(decode_document(Commit, each, "a candidate") for each in commits), ignored=tuple(ignored)
+        commits=tuple(decode_document(Commit, each, "a candidate") for each in commits),
+        failed=tuple(failed),
+        ignored=tuple(ignored),
     )
 
 
@@ -157,7 +166,8 @@ def _restore_one(
     def look() -> bytes:
         if peers.rank == 0:
             marked.enter_context(reading(store, commit))
-        manifest = open_manifest(store, commit)
+        with nothing_collected():
+            manifest = open_manifest(store, commit)
         rank, world_size = peers.rank, peers.world_size
         loading = prepare(
             items,
@@ -220,6 +230,7 @@ def _together(peers: Peers, topic: str, work: Callable[[], bytes], timeout_s: fl
         mine, own_error = pack_error(error), error
     except Exception as error:  # noqa: BLE001 -- boundary: the others must hear of it at once, not wait for their deadline
         stand_in = PeerError(f"rank {peers.rank}: {error!r}", kind=ErrorKind.PEER_FAILED, rank=peers.rank)
+        stand_in.__cause__ = error  # on this rank: whose failure it is
         mine, own_error = pack_error(stand_in), error
     answers = peers.gather(peers.numbered(topic), mine, timeout_s)
     errors = [error for error in map(_error_in, answers) if error is not None]

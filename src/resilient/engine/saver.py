@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -13,6 +13,8 @@ from typing import Final
 from resilient.clock import SYSTEM_CLOCK, Clock, Deadline
 from resilient.engine.agreement import Agreement
 from resilient.engine.arena import Arena
+from resilient.engine.callbacks import Callbacks
+from resilient.engine.freshness import Freshness
 from resilient.engine.handle import SaveHandle
 from resilient.engine.host_memory import available_nbytes
 from resilient.engine.peers import Peers
@@ -29,6 +31,8 @@ from resilient.writer import messages
 from resilient.writer.slot import Slot
 
 _WATCH_S: Final = 0.1
+_TAKE_S: Final = 60.0
+"""How long the writer may not say that it has taken an order, which needs no work, before it counts as hanging."""
 _GRACE_S: Final = 30.0
 """How much longer than a save may take the writer may be silent, before it counts as hanging."""
 
@@ -42,10 +46,17 @@ class _Saving:
     slot: Slot
     planned: Planned
     values: tuple[Value, ...]
+    metrics: dict[str, float]
+    trained: tuple[int, ...]
     staging: Staging
     started_s: float
     writer: int | None = None
+    ordered_s: float | None = None
     ended: bool = False
+
+    def give(self, writer: int, now_s: float) -> None:
+        """Take note of which writer is just being told."""
+        self.writer, self.ordered_s = writer, now_s
 
     @property
     def step(self) -> int:
@@ -78,6 +89,7 @@ class Saver:
         self._rank = peers.rank
         self._process = os.getpid()
         self._agreement = Agreement(claim, peers, timeout_s=settings.agree_timeout_s)
+        self._freshness = Freshness(self._agreement, rank=peers.rank, bus=bus)
         self._structures = Structures(
             rank=peers.rank,
             world_size=peers.world_size,
@@ -95,6 +107,7 @@ class Saver:
         self._silence = self._patience()
         self._abandoned: set[int] = set()
         self._changed = threading.Condition()
+        self._callbacks = Callbacks()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._follow, name="resilient-saver", daemon=True)
         self.newest_committed: int | None = None
@@ -152,6 +165,8 @@ class Saver:
         captured: Captured,
         *,
         reason: str,
+        metrics: Mapping[str, float] | None = None,
+        trained: tuple[int, ...] = (),
         overlapped: Collection[int] = (),
         watch: Callable[[Staging], object] = lambda _: None,
     ) -> SaveHandle:
@@ -164,6 +179,8 @@ class Saver:
             step: not one that this generation has tried.
             captured: the state.
             reason: for the COMMIT.
+            metrics: for the COMMIT, if this rank writes it.
+            trained: indexes of the tensors that must have changed since the save before; an alarm tells if none has.
             overlapped: indexes of the tensors that the caller keeps as they are until it has called `Staging.fence`.
             watch: is given the copy that is under way.
 
@@ -189,7 +206,7 @@ class Saver:
             # Staging now would put two steps into one checkpoint.
             return self.refuse(step, _still_in_flight(self._settings.commit_timeout_s))
         self._tried.add(step)
-        handle = SaveHandle(step)
+        handle = SaveHandle(step, call=self._callbacks.call)
         try:
             planned = self._structures.plan(captured)
             self._arena.fit(slot, planned.placement.nbytes)
@@ -213,6 +230,8 @@ class Saver:
             slot=slot,
             planned=planned,
             values=tuple(Value(leaf.item, leaf.name, leaf.path, leaf.data, leaf.rank) for leaf in captured.values),
+            metrics=dict(metrics or {}),
+            trained=trained,
             staging=staging,
             started_s=started_s,
         )
@@ -228,7 +247,7 @@ class Saver:
     def refuse(self, step: int, error: Exception) -> SaveHandle:
         """Record that this rank cannot even begin to save a step, as a failed save like any other."""
         self._tried.add(step)
-        handle = SaveHandle(step)
+        handle = SaveHandle(step, call=self._callbacks.call)
         self._failed(handle, error, persisted=False)
         return handle
 
@@ -246,6 +265,8 @@ class Saver:
         self._jobs.put(None)
         self._thread.join(deadline.remaining_s)
         closed = self._writers.close(deadline.remaining_s)
+        if not self._callbacks.close(deadline.remaining_s):
+            self._notice("a callback of a save has not returned; nobody waits for it any longer")
         if drained and closed:
             self._stager.close()
             self._arena.close()
@@ -290,10 +311,12 @@ class Saver:
                 step=saving.step,
                 reason=saving.reason,
                 values=saving.values,
+                metrics=saving.metrics,
+                trained=self._freshness.numbers(structure, saving.planned.tensors, saving.trained),
             )
             if len(self._in_flight) == 1:
                 self._silence = self._patience()
-            self._writers.order(structure, order, by=partial(setattr, saving, "writer"))
+            self._writers.order(structure, order, by=lambda writer: saving.give(writer, self._clock.monotonic()))
         except BaseException as error:  # noqa: BLE001 -- thread main: the handle carries it to whoever waits
             self._over(saving, error, persisted=False)
 
@@ -304,10 +327,22 @@ class Saver:
             if failure is not None and saving.step not in self._abandoned:
                 self._abandoned.add(saving.step)
                 self._writers.abandon(saving.step, failure)
-        if self._in_flight and self._silence.expired:
-            self._silence = self._patience()
-            self._notice(f"the writer has said nothing for {self._silence.timeout_s:g} s, and is replaced")
-            self._writers.kill()
+        if not self._in_flight:
+            return
+        if self._silence.expired:
+            self._replace(f"has said nothing for {self._silence.timeout_s:g} s")
+        elif any(self._is_ignored(saving) for saving in list(self._in_flight.values())):
+            self._replace(f"has not taken an order within {_TAKE_S:g} s")
+
+    def _is_ignored(self, saving: _Saving) -> bool:
+        ordered_s, taken = saving.ordered_s, saving.handle.staged.done()
+        return ordered_s is not None and not taken and self._clock.monotonic() - ordered_s > _TAKE_S
+
+    def _replace(self, why: str) -> None:
+        """End a writer that hangs: what it has in hand fails, and the next save goes to a new one."""
+        self._silence = self._patience()
+        self._notice(f"the writer {why}, and is replaced")
+        self._writers.kill()
 
     def _patience(self) -> Deadline:
         return Deadline(self._clock, self._settings.commit_timeout_s + _GRACE_S)
@@ -361,7 +396,9 @@ class Saver:
         with self._changed:
             self._arena.release(saving.slot)
             self._changed.notify_all()
-        saving.handle.persisted.set_result(None)  # what its callbacks do must not hold up the next save
+        trained, changed = bool(saving.trained), answer.changed
+        self._jobs.put(lambda: self._freshness.look(answer.step, trained=trained, changed=changed))
+        saving.handle.persisted.set_result(None)
 
     def _committed(self, answer: messages.Committed) -> None:
         saving = self._in_flight.get(answer.step)
@@ -412,7 +449,7 @@ class Saver:
         self.last_error = error
         hint = f" (hint: {error.hint})" if isinstance(error, ResilientError) and error.hint else ""
         what = f"{type(error).__name__}: {error}{hint}"
-        self._bus.emit(SaveFailed(rank=self._rank, step=handle.step, error=what))
+        self._bus.emit(SaveFailed(rank=self._rank, step=handle.step, error=what, failures=self.failures))
         if not persisted:
             self._agreement.tell_failure(handle.step, what)  # else they wait for it until their deadline
         handle.fail(error)

@@ -10,6 +10,7 @@ from resilient.engine.agreement import Agreement
 from resilient.engine.division import divide, signature
 from resilient.engine.placement import Placement, place, structure_of
 from resilient.format.documents import Item
+from resilient.state.collector import nothing_collected
 from resilient.state.leaves import Captured, TensorLeaf
 from resilient.writer.messages import Structure
 
@@ -79,6 +80,7 @@ class Structures:
         if planned.compares:
             self._compared.add(planned.signature)
 
+    @nothing_collected()
     def _planned(self, captured: Captured, plain: bytes, *, agreed: bool | None, compares: bool) -> Planned:
         pieces = list(
             divide(captured, world_size=self._world_size, chunk_nbytes=self._chunk_nbytes, agreed=agreed is not False)

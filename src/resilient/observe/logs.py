@@ -62,16 +62,33 @@ def _describe(event: events.Event) -> tuple[int, str]:
     match event:
         case events.GenerationStarted() | events.Restored() | events.FellBack():
             return _describe_start(event)
-        case events.SaveFailed():
-            return logging.WARNING, f"the save of step {event.step} failed, training goes on: {event.error}"
-        case events.SaveSkipped():
-            return logging.WARNING, f"no save at step {event.step}: {event.why}"
-        case events.SaveCommitted():
-            return logging.INFO, f"saved step {event.step} ({_size(event.nbytes)}, {event.duration_s:.1f} s)"
+        case events.Demoted() | events.Reinstated() | events.Refused():
+            return logging.WARNING, _describe_judgement(event)
+        case events.SaveCommitted() | events.SaveFailed() | events.SaveSkipped() | events.StateUnchanged():
+            return _describe_save(event)
         case events.Notice():
             return logging.INFO, event.message
         case _:
             return logging.DEBUG, str(event)
+
+
+def _describe_save(
+    event: events.SaveCommitted | events.SaveFailed | events.SaveSkipped | events.StateUnchanged,
+) -> tuple[int, str]:
+    match event:
+        case events.SaveCommitted():
+            return logging.INFO, f"saved step {event.step} ({_size(event.nbytes)}, {event.duration_s:.1f} s)"
+        case events.SaveFailed():
+            again = f" ({event.failures} in a row)" if event.failures > 1 else ""
+            return logging.WARNING, f"the save of step {event.step} failed{again}, training goes on: {event.error}"
+        case events.SaveSkipped():
+            return logging.WARNING, f"no save at step {event.step}: {event.why}"
+        case events.StateUnchanged():
+            return logging.WARNING, (
+                f"training changes nothing: every trained parameter at step {event.step} is what it was at step "
+                f"{event.since}, although optimizers have stepped (is the learning rate 0? does the optimizer have the "
+                "parameters of this model?)"
+            )
 
 
 def _describe_start(event: events.GenerationStarted | events.Restored | events.FellBack) -> tuple[int, str]:
@@ -85,6 +102,16 @@ def _describe_start(event: events.GenerationStarted | events.Restored | events.F
             return logging.INFO, f"restored step {event.step}, saved by {_ranks(event.saved_world_size)}: {what}"
         case events.FellBack():
             return logging.WARNING, f"step {event.step} is not usable, taking an older one: {event.why}"
+
+
+def _describe_judgement(event: events.Demoted | events.Reinstated | events.Refused) -> str:
+    match event:
+        case events.Demoted():
+            return f"step {event.step} is marked failed from now on: {event.why}"
+        case events.Reinstated():
+            return f"step {event.step} is not marked failed any more: {event.why}"
+        case events.Refused():
+            return f"no further try: {event.why}"
 
 
 def _life(event: events.GenerationStarted) -> str:

@@ -13,6 +13,7 @@ from resilient.events import Bus
 from resilient.observe.logs import show_logs
 from resilient.policy.interval import SaveWhen, parse_every
 from resilient.policy.keep import Keep
+from resilient.run.failures import program_of
 from resilient.run.opening import opened, process_group
 from resilient.run.session import Run
 from resilient.store.base import Store
@@ -43,23 +44,23 @@ def train(
             not passed here comes from ``RESILIENT_<NAME>``, then from ``[tool.resilient]`` in ``pyproject.toml``.
 
     Raises:
-        UsageError: a setting that does not exist or makes no sense; raised here, not at the first save.
+        UsageError: a setting that does not exist or makes no sense, or a place that cannot be opened, because a package
+            is missing for example; raised here, not at the first save.
     """
     chosen = read_settings(settings)
     policy = parse_every(chosen.every if every is None else every)
     retention = Keep(last=chosen.keep) if keep is None else keep
+    place = open_store(store, storage_options=chosen.storage_options)  # asks nothing of it yet
 
     def decorate(function: Callable[Concatenate[Run, P], R]) -> Callable[P, R]:
         @functools.wraps(function)
         def main(*args: P.args, **kwargs: P.kwargs) -> R:
             process, bus = read_process(), Bus()
             show_logs(bus)
-            # The place first: a URL that makes no sense should not have to wait for the other ranks.
-            place = open_store(store, storage_options=chosen.storage_options)
             with (
                 process_group(process, chosen),
                 opened(place, process, chosen, bus=bus, clock=SYSTEM_CLOCK) as start,
-                Run(start, chosen, policy, retention, bus=bus) as run,
+                Run(start, chosen, policy, retention, program=program_of(function), bus=bus) as run,
             ):
                 return function(run, *args, **kwargs)
 

@@ -22,6 +22,7 @@ from resilient.config import Process, Settings
 from resilient.engine.leftovers import await_leftovers
 from resilient.engine.meeting import meet
 from resilient.engine.peers import Peers, TorchValues
+from resilient.engine.same_place import check_same_place
 from resilient.events import Bus
 from resilient.format.digest import digest
 from resilient.format.documents import Claim, decode_document, encode_document
@@ -71,7 +72,7 @@ def opened(store: Store, process: Process, settings: Settings, *, bus: Bus, cloc
     Saves of an earlier life that its writers are still finishing are waited for.
 
     Raises:
-        UsageError: the place is no run, or cannot be one.
+        UsageError: the place is no run, or cannot be one; or the ranks do not share it.
         NotFoundError: nothing is there, and ``resume`` is "required".
         ConflictError: kind ``run-in-use``: another launch lives here.
         StoreError: the place cannot be used, found out within seconds.
@@ -84,11 +85,12 @@ def opened(store: Store, process: Process, settings: Settings, *, bus: Bus, cloc
         check_no_other_launch(store, launch=launch, takeover=settings.takeover, clock=clock)
         info = open_run(store, create=settings.resume != "required", clock=clock)
         claim = claim_generation(store, world_size=peers.world_size, launch=launch, heartbeat=True, clock=clock)
-        return msgspec.msgpack.encode((encode_document(claim), info.run_id, info.created))
+        return msgspec.msgpack.encode((encode_document(claim), info.run_id, info.created, store.url))
 
     shared = peers.share(peers.numbered("open"), begin, settings.peer_timeout_s)
-    document, run_id, created = msgspec.msgpack.decode(shared, type=tuple[bytes, str, str])
+    document, run_id, created, url = msgspec.msgpack.decode(shared, type=tuple[bytes, str, str, str])
     claim: Claim = decode_document(Claim, document, "the claim of this generation")
+    check_same_place(store, claim, peers, made_in=url, timeout_s=settings.peer_timeout_s, clock=clock)
     heartbeat = Heartbeat(store, launch, settings.heartbeat_s, clock) if peers.rank == 0 else None
     if heartbeat is not None:
         heartbeat.start()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self, SupportsFloat, TypeVar
 
 from resilient import events
 from resilient.catalog.generations import write_base
@@ -14,21 +14,25 @@ from resilient.clock import SYSTEM_CLOCK, Clock
 from resilient.config import Settings
 from resilient.engine.handle import SaveHandle, committed_handle
 from resilient.engine.replicas import check_replicas
-from resilient.engine.restore import RestoredFrom, restore
+from resilient.engine.restore import RestoredFrom
 from resilient.engine.save_settings import save_settings
 from resilient.engine.saver import Saver
-from resilient.errors import ErrorKind, PeerError, ResilientError, StoreError
+from resilient.errors import PeerError, ResilientError
 from resilient.policy.interval import SaveContext, SaveWhen, mean_time_between_failures
 from resilient.policy.keep import Keep
 from resilient.run.boundary import BoundaryWatch
 from resilient.run.boundary_state import BoundaryState
+from resilient.run.metrics import Metrics
 from resilient.run.misuse import misused, no_boundary
 from resilient.run.opening import Opened
 from resilient.run.overlap import Overlap
 from resilient.run.passes import position_of, samplers_of, start_pass
 from resilient.run.restored import Restored
+from resilient.run.resuming import Resuming
 from resilient.run.sampler import ElasticSampler
+from resilient.run.saved import Saved
 from resilient.run.schedule import schedule_for
+from resilient.run.trained import Trained
 from resilient.state.capture import capture
 from resilient.state.rng import Rng
 from resilient.state.to_come import state_to_come
@@ -54,6 +58,7 @@ class Run:
         every: SaveWhen,
         keep: Keep,
         *,
+        program: str = "",
         bus: events.Bus,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -69,8 +74,10 @@ class Run:
         self._items: dict[str, object] = {}
         self._watch: BoundaryWatch | None = None
         self._overlap: Overlap | None = None
+        self._trained: Trained | None = None
         self._boundary: BoundaryState | None = None
         self._rng = Rng()
+        self._metrics = Metrics()
         self._resumed: RestoredFrom | None = None
         self._samplers: tuple[ElasticSampler, ...] = ()  # those of the pass that is going on
         self._step = 0
@@ -84,8 +91,8 @@ class Run:
         self._idle_passes = 0
         self._last_save_s = clock.monotonic()
         self._last_save: SaveHandle | None = None
-        self._tally = {"failed": 0, "skipped": 0}
-        bus.subscribe(self._count)
+        self._saved = Saved(self._saver, settings, rank=opened.peers.rank, bus=bus, clock=clock)
+        self._resuming = Resuming(opened, settings, program=program, bus=bus, clock=clock)
 
     @property
     def step(self) -> int:
@@ -121,6 +128,7 @@ class Run:
             UsageError: something cannot be saved, or differs from the checkpoint; it is named. Nothing was changed.
             CorruptError: there are checkpoints, and none is usable.
             NotFoundError: there is none, and ``resume`` is "required".
+            UsageError: kind ``crash-loop``: the lives before have failed in the same way, again and again.
             ConflictError: kind ``divergent``: the ranks hold different states under one name.
         """
         if self._watch is not None:
@@ -129,16 +137,7 @@ class Run:
             raise misused(f"the name {_RNG!r} is taken by the random number generators", "give the item another name")
         self._items = {**items, _RNG: self._rng}
         capture(self._items, rank=self.rank, world_size=self.world_size)
-        self._resumed = restore(
-            self._opened.store,
-            self._items,
-            self._peers,
-            resume=self._settings.resume,  # type: ignore[arg-type]  # config has checked which text it is
-            strict=self._settings.strict,
-            bus=self._bus,
-            timeout_s=self._settings.restore_timeout_s,
-            clock=self._clock,
-        )
+        self._resumed = self._resuming.resume(self._items)
         restored = capture(self._items, rank=self.rank, world_size=self.world_size)
         check_replicas(restored, self._peers, timeout_s=self._settings.restore_timeout_s)
         commit = self._resumed.commit if self._resumed is not None else None
@@ -147,10 +146,12 @@ class Run:
             write_base(self._opened.store, self._opened.claim, commit)
         self._watch = BoundaryWatch(self._items)
         self._overlap = Overlap(self._items, enabled=self._settings.overlap)
+        self._trained = Trained(self._items)
         self._boundary = BoundaryState(self._items, self._rng, rank=self.rank, world_size=self.world_size)
         self._saver.reserve(restored, more_nbytes=state_to_come(self._items))
         self._saver.wait_ready(self._settings.peer_timeout_s)
         self._step = commit.step if commit is not None else 0
+        self._saved.start(None if commit is None else commit.step)
         self._emit_started()
         if commit is None:
             return None
@@ -170,7 +171,7 @@ class Run:
         Raises:
             UsageError: nothing is tracked yet; or the data is empty, pass after pass; or a run that has ended is asked
                 for a second pass, without ``total``.
-            StoreError: kind ``save-failed``: too many saves in a row failed.
+            StoreError: kind ``save-failed``: too many saves in a row failed, or nothing was saved for too long.
         """
         watch = self._tracked()
         tracked = [item for item in self._items.values() if isinstance(item, ElasticSampler)]
@@ -210,6 +211,14 @@ class Run:
             raise no_boundary(self._step, "there are gradients that no optimizer step has used yet", watch.advice())
         # Outside of the loop nothing fences: whatever the program does next may change the state.
         return self._handle_of(self._step) or self._save(reason, overlaps=self._in_turn)
+
+    def metrics(self, **values: SupportsFloat) -> None:
+        """Say how good the state is, by name, for ``Keep(best=...)``; numbers or tensors of one element.
+
+        What is said within a turn goes into the save at its end, if there is one; what is said right before `save` goes
+        into that one. Whichever rank commits stores its own: say on every rank what all agree on, such as a mean.
+        """
+        self._metrics.report(values)
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
@@ -263,13 +272,14 @@ class Run:
     def _one_pass(self, iterable: Iterable[T], total: int | None, watch: BoundaryWatch) -> Iterator[T]:
         for batch in start_pass(iterable, self._rng, step=self._step, rank=self.rank):
             self._in_turn, self._was_left = True, False
+            self._metrics.forget()
             try:
                 yield batch
             except GeneratorExit:
                 self._left_in_turn(watch)
                 raise
             self._end_turn(watch)
-            self._raise_if_hopeless()
+            self._saved.check()
             self._save_if_due(watch, last_of_pass=total is None and any(each.consumed == 0 for each in self._samplers))
             if total is not None and self._step >= total:
                 return
@@ -354,6 +364,8 @@ class Run:
             self._step,
             captured,
             reason=reason,
+            metrics=self._metrics.take(),
+            trained=self._trained.take(captured) if self._trained is not None else (),
             overlapped=overlap.leaves(captured) if overlaps else (),
             watch=overlap.watch,
         )
@@ -378,19 +390,6 @@ class Run:
     def _skipped(self, step: int, why: str) -> None:
         self._bus.emit(events.SaveSkipped(rank=self.rank, step=step, why=why))
 
-    def _raise_if_hopeless(self) -> None:
-        failures = self._saver.failures
-        error = self._saver.last_error
-        if failures and isinstance(error, ResilientError) and error.kind is ErrorKind.TAKEN_OVER:
-            raise error  # another save would be as void: every further step is work for nothing
-        if failures >= self._settings.max_failed_saves:
-            raise StoreError(
-                f"{failures} saves in a row failed; {self._newest()}",
-                kind=ErrorKind.SAVE_FAILED,
-                hint="the last error is above; max_failed_saves says how many are borne",
-                rank=self.rank,
-            ) from self._saver.last_error
-
     # --- beginning and end --------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
@@ -405,6 +404,9 @@ class Run:
             SystemExit: 3, if the last step of a training that ended normally could not be saved.
         """
         try:
+            if error is not None:
+                # Before all else: what follows from it on other ranks comes later, and is not the cause.
+                self._resuming.tell(error, step=self._step)
             if self._watch is None:
                 return
             # An exit out of a turn is none at a boundary: a signal's handler may have raised it anywhere.
@@ -413,7 +415,8 @@ class Run:
                 self._finish(self._watch)
             else:
                 self._saver.drain(min(_LAST_WAIT_S, self._settings.commit_timeout_s))
-                self._notice(f"stopped after step {self._step} by {type(error).__name__}; {self._newest()}")
+                summary = self._saved.summary(self._step) + self._saved.counts
+                self._notice(f"stopped after step {self._step} by {type(error).__name__}; {summary}")
         finally:
             with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
                 closing.callback(self._saver.close, _LAST_WAIT_S)
@@ -421,6 +424,8 @@ class Run:
                     closing.callback(self._watch.close)
                 if self._overlap is not None:
                     closing.callback(self._overlap.close)
+                if self._trained is not None:
+                    closing.callback(self._trained.close)
                 closing.callback(self._schedule.close)
 
     def _finish(self, watch: BoundaryWatch) -> None:
@@ -438,11 +443,9 @@ class Run:
             self._save(_END, overlaps=False)
         self._saver.drain(self._settings.commit_timeout_s)
         self._take_leave()
-        counts = ", ".join(f"{n} save{'s' * (n > 1)} {what}" for what, n in self._tally.items() if n)
-        self._notice(
-            f"done: {self._steps_here} steps, now at step {self._step}; {self._newest()}{counts and f' ({counts})'}"
-        )
-        if self._steps_here and self._newest_step() != self._step:
+        summary = self._saved.summary(self._step) + self._saved.counts
+        self._notice(f"done: {self._steps_here} steps, now at step {self._step}; {summary}")
+        if self._steps_here and self._saved.newest != self._step:
             raise SystemExit(_WITH_WARNINGS)
 
     def _take_leave(self) -> None:
@@ -457,15 +460,6 @@ class Run:
         """Say whether this life started from a checkpoint that was made at the end of the training function."""
         return self._resumed is not None and self._steps_here == 0 and self._resumed.commit.reason == _END
 
-    def _newest_step(self) -> int | None:
-        if self._saver.newest_committed is not None:
-            return self._saver.newest_committed
-        return self._resumed.commit.step if self._resumed is not None else None
-
-    def _newest(self) -> str:
-        newest = self._newest_step()
-        return "nothing is saved" if newest is None else f"the newest committed step is {newest}"
-
     def _emit_started(self) -> None:
         self._bus.emit(
             events.GenerationStarted(
@@ -479,12 +473,6 @@ class Run:
 
     def _notice(self, message: str) -> None:
         self._bus.emit(events.Notice(rank=self.rank, message=message))
-
-    def _count(self, event: events.Event) -> None:
-        if isinstance(event, events.SaveFailed):
-            self._tally["failed"] += 1
-        elif isinstance(event, events.SaveSkipped):
-            self._tally["skipped"] += 1
 
     def _boundary_state(self) -> BoundaryState:
         assert self._boundary is not None, "made by track, as is the watch"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from resilient.catalog.commit import read_commit, try_commit
@@ -43,7 +43,7 @@ class Committer:
     def orphaned(self) -> bool:
         return self._orphaned.is_set()
 
-    def commit(self, attempt: Attempt, reason: str) -> Commit:
+    def commit(self, attempt: Attempt, reason: str, metrics: Mapping[str, float]) -> Commit:
         """Commit as soon as all receipts are there, or learn that another rank did.
 
         No rank's death prevents it: rank 0 tries first, the others take over one after another. An orphan tries at the
@@ -56,7 +56,7 @@ class Committer:
         for asked in itertools.count():
             is_last = deadline.expired
             tries = my_turn.expired or (is_last and self.orphaned)
-            outcome = self._try(attempt, reason) if tries else read_commit(self._store, attempt)
+            outcome = self._try(attempt, reason, metrics) if tries else read_commit(self._store, attempt)
             if isinstance(outcome, Commit):
                 return outcome
             self._raise_if_abandoned(attempt)
@@ -75,13 +75,14 @@ class Committer:
             if known <= step:
                 self._abandoned.pop(known, None)
 
-    def _try(self, attempt: Attempt, reason: str) -> Commit | tuple[int, ...]:
+    def _try(self, attempt: Attempt, reason: str, metrics: Mapping[str, float]) -> Commit | tuple[int, ...]:
         return try_commit(
             self._store,
             attempt,
             world_size=self._opened.world_size,
             committer=self._opened.rank,
             reason=reason,
+            metrics=metrics,
             clock=self._clock,
         )
 

@@ -51,7 +51,10 @@ class Structure(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Save(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """A state is staged: make it durable and commit it. ``sequence`` is what the slot's stamp says."""
+    """A state is staged: make it durable and commit it. ``sequence`` is what the slot's stamp says.
+
+    ``trained``: which tensors of the structure should have changed since the save before.
+    """
 
     structure: int
     slot: int
@@ -59,6 +62,8 @@ class Save(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     step: int
     reason: str
     values: tuple[Value, ...]
+    metrics: dict[str, float] = {}
+    trained: tuple[int, ...] = ()
 
 
 class Abandon(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -91,7 +96,8 @@ class Persisted(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """This rank's bytes and its receipt are durable, and its slot is free.
 
     ``nbytes``: of the state; ``sent``: of them to the store, after references and compression. ``cpu_s`` is the
-    writer's, since the save was ordered.
+    writer's, since the save was ordered. ``changed``: whether what this rank stores of the ``trained`` tensors differs
+    from the save before; None: there is nothing to compare.
     """
 
     step: int
@@ -99,6 +105,7 @@ class Persisted(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     nbytes: int
     sent: int
     cpu_s: float
+    changed: bool | None = None
 
 
 class Committed(msgspec.Struct, tag=True, frozen=True, kw_only=True):

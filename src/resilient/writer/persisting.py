@@ -20,6 +20,7 @@ from resilient.format.layout import Attempt
 from resilient.store.base import Store
 from resilient.store.throttled import Bandwidth, throttled
 from resilient.writer.compressing import Compressing
+from resilient.writer.freshness import Freshness
 from resilient.writer.messages import Open, Save
 from resilient.writer.outline import Digests, Outline
 from resilient.writer.packing import Load, as_staged, encoded
@@ -64,6 +65,9 @@ class Persister:
         self._clock = clock
         self._sharing = Sharing(store)
         self._compressing = Compressing(opened, clock=clock)
+        self._freshness = Freshness()
+        self.changed: bool | None = None
+        """Whether what the last save should have changed differs from the save before; None: nothing to compare."""
 
     def persist(self, staged: Staged) -> int:
         """Write what this rank stores, then its receipt; return the bytes of data written.
@@ -95,6 +99,7 @@ class Persister:
         )
         write_receipt(self._store, receipt)
         stored = Stored(objects=objects, places=places.take(outline.mine))
+        self.changed = self._freshness.look(outline, places.digest, order.trained)
         self._sharing.persisted(attempt, outline, places.digest, stored, full=len(objects) == len(tried))
         return sum(each.nbytes for each in tried)
 

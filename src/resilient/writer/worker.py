@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Final
 
 from resilient.catalog.line import read_line
-from resilient.catalog.prune import prune
+from resilient.catalog.prune import prune, retained
 from resilient.clock import SYSTEM_CLOCK, Clock
 from resilient.errors import ErrorKind, ResilientError, StoreError
 from resilient.format.documents import Commit
 from resilient.format.layout import Attempt
-from resilient.store.base import Store
+from resilient.store.base import Store, Sweepable
+from resilient.store.retrying import Retrying
 from resilient.writer.committing import Committer
 from resilient.writer.messages import (
     Answer,
@@ -35,6 +37,13 @@ _STRUCTURES: Final = 32
 """How many are kept, those that were used last. A state that changes its shape at every save must not fill the memory.
 """
 
+_PATIENCE: Final = 0.5
+"""The share of a save's time for which one call to the store is repeated: a store may be away for minutes, and what is
+left is for the commit."""
+
+_UNFINISHED_FOR: Final = timedelta(days=1)
+"""A file that nobody has written to for so long has no writer any more, however wrong the clock of a machine is."""
+
 
 class Worker:
     """Carries out the saves of one rank and one generation, one after another, and says how each ends.
@@ -51,6 +60,8 @@ class Worker:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        if isinstance(store, Retrying):
+            store = store.within(_PATIENCE * opened.commit_timeout_s)
         self._store = store
         self._opened = opened
         self._slots = slots
@@ -59,6 +70,7 @@ class Worker:
         self._outlines: dict[int, Outline] = {}
         self._persister = Persister(store, opened, clock=clock)
         self._committer = Committer(store, opened, clock=clock)
+        self._swept = False
 
     def define(self, structure: Structure) -> None:
         """Learn a structure, for the saves that follow."""
@@ -79,7 +91,7 @@ class Worker:
         try:
             self._persist(order, attempt)
             persisted = True
-            commit = self._committer.commit(attempt, order.reason)
+            commit = self._committer.commit(attempt, order.reason, order.metrics)
             self._prove(commit)
         except Exception as error:  # noqa: BLE001 -- boundary: whatever fails a save is said, and the next one is made
             fault = _fault(error)
@@ -111,6 +123,7 @@ class Worker:
             nbytes=outline.stored_nbytes,
             sent=sent,
             cpu_s=_cpu_s() - started_cpu_s,
+            changed=self._persister.changed,
         )
         self._say(answer)
 
@@ -137,14 +150,20 @@ class Worker:
         if self._opened.keep is None or self._opened.rank != 0 or self._committer.orphaned:
             return
         try:
+            self._sweep()
             line = read_line(self._store)
-            kept = self._opened.keep.kept([commit.step for commit in line.commits])
-            done = prune(self._store, line, kept, clock=self._clock)
+            done = prune(self._store, line, retained(line, self._opened.keep), clock=self._clock)
         except Exception as error:  # noqa: BLE001 -- boundary: the store may be the user's own, and raise anything
             self._say(Noticed(message=f"old checkpoints could not be pruned: {_told(error)}"))
             return
         if done.steps:
             self._say(Pruned(steps=done.steps))
+
+    def _sweep(self) -> None:
+        """Remove, once in this life, what killed writers have left half-written."""
+        if not self._swept and isinstance(self._store, Sweepable):
+            self._swept = True
+            self._store.sweep(self._clock.now() - _UNFINISHED_FOR)
 
 
 def _fault(error: Exception) -> Fault:
