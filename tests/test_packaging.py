@@ -71,7 +71,11 @@ def test_nothing_executable_is_stored_or_run(path: Path) -> None:
     """G10, as far as reading the source can show it."""
     tree = ast.parse(path.read_text())
     executing = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-    assert not executing & {name.partition(".")[0] for name in imported_modules(tree)}
+    # What torch.distributed.checkpoint wrote is in pickles. This one module reads them, with an unpickler that knows
+    # no name but those in its tables (tests/integrations/dcp/test_foreign.py tries to get past it), and writes none.
+    allowed = {"pickle"} if path == PACKAGE / "catalog" / "dcp" / "unpickling.py" else set()
+    assert not (executing - allowed) & {name.partition(".")[0] for name in imported_modules(tree)}
+    assert not {"pickle.load", "pickle.loads", "pickle.dump", "pickle.dumps"} & set(called_names(tree))
     calls = set(called_names(tree))
     assert not calls & {"eval", "exec", "compile", "__import__", "torch.load", "torch.compile", "torch.jit.load"}
     # torch's object collectives pickle what they carry.

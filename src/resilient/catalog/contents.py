@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from resilient.catalog.once import read_or_none
+from resilient.catalog.once import again_if_corrupt, read_or_none
 from resilient.catalog.parallel import in_order
 from resilient.errors import CorruptError, ErrorKind, NotFoundError
-from resilient.format.box import Box
 from resilient.format.chunks import Boxes, Chunks
 from resilient.format.digest import BytesLike, digest
 from resilient.format.documents import Commit, Item, Manifest, Object, Tensor, Value
 from resilient.format.layout import Attempt
-from resilient.format.manifests import Index, decode_index, decode_manifest, decode_page
+from resilient.format.manifests import Index, decode_index, decode_manifest, decode_pages
 from resilient.store.base import Store
 
 _WHOLE_NBYTES: Final = 1 << 20
@@ -41,8 +41,18 @@ class Contents(Protocol):
     def objects(self) -> tuple[Object, ...]: ...
     @property
     def values(self) -> tuple[Value, ...]: ...
-    def overlapping(self, tensors: Sequence[int], boxes: Sequence[Box]) -> Chunks:
-        """Return the chunks that share an element with any of these boxes of these tensors (numbers), each once."""
+    def overlapping(self, wanted: Boxes) -> Chunks:
+        """Return the chunks that share an element with any of these boxes, each once."""
+        ...
+
+
+@runtime_checkable
+class Foreign(Protocol):
+    """A place that another library has written, which knows by itself what it holds."""
+
+    def contents(self) -> Contents: ...
+    def manifest(self, *, digests: bool = True) -> Manifest:
+        """Return all of it; without digests, little is read, and nothing can be read by it."""
         ...
 
 
@@ -87,34 +97,32 @@ class PartialManifest:
     def values(self) -> tuple[Value, ...]:
         return self._index.values
 
-    def overlapping(self, tensors: Sequence[int], boxes: Sequence[Box]) -> Chunks:
-        """Return the chunks that share an element with any of these boxes of these tensors (numbers), each once.
+    def overlapping(self, wanted: Boxes) -> Chunks:
+        """Return the chunks that share an element with any of these boxes, each once.
 
         Reads the pages that may hold some, each compared with its digest.
 
         Raises:
             CorruptError: a page is missing or not what was written; the object is named.
         """
-        wanted = Boxes.of(tensors, boxes)
-        spans = list(_spans(self._index, self._index.holding(tensors, boxes)))
+        spans = list(_spans(self._index, self._index.holding(wanted)))
+        pages = itertools.chain.from_iterable(in_order(self._read, spans, threads=_READERS))
         found = []
-        for chunks in in_order(self._read, spans, threads=_READERS):
+        for chunks in decode_pages(self._index, pages, self._key):
             rows, _ = chunks.boxes.meeting(wanted)
             found.append(chunks.take(np.unique(rows)))
         return Chunks.joined(found)
 
-    def _read(self, span: _Span) -> Chunks:
+    def _read(self, span: _Span) -> list[tuple[int, memoryview]]:
+        """Return the number and the bytes of each page."""
         data = memoryview(bytearray(span.nbytes))
         try:
             self._store.read_into(self._key, span.start, data)
         except NotFoundError as error:
             raise _missing(self._key, self.attempt) from error
-        pages = []
-        for page in span.pages:
-            start = int(self._index.start[page]) - span.start
-            part = data[start : start + int(self._index.nbytes[page])]
-            pages.append(decode_page(self._index, page, part, self._key))
-        return Chunks.joined(pages)
+        starts = [int(self._index.start[page]) - span.start for page in span.pages]
+        ends = [start + int(self._index.nbytes[page]) for start, page in zip(starts, span.pages, strict=True)]
+        return [(page, data[start:end]) for page, start, end in zip(span.pages, starts, ends, strict=True)]
 
 
 def read_manifest(store: Store, commit: Commit) -> Manifest:
@@ -123,6 +131,10 @@ def read_manifest(store: Store, commit: Commit) -> Manifest:
     Raises:
         CorruptError: it is missing, has another size or digest, or is another attempt's; the object is named.
     """
+    return store.manifest() if isinstance(store, Foreign) else again_if_corrupt(lambda: _read_manifest(store, commit))
+
+
+def _read_manifest(store: Store, commit: Commit) -> Manifest:
     key = commit.attempt.manifest(commit.manifest)
     content = read_or_none(store, key)
     if content is None:
@@ -137,18 +149,30 @@ def read_manifest(store: Store, commit: Commit) -> Manifest:
     return manifest
 
 
-def open_manifest(store: Store, commit: Commit) -> Manifest | PartialManifest:
+def read_outline(store: Store, commit: Commit) -> Manifest:
+    """Return a manifest to look at: of what another library has written, without reading the data for digests."""
+    return store.manifest(digests=False) if isinstance(store, Foreign) else read_manifest(store, commit)
+
+
+def open_manifest(store: Store, commit: Commit) -> Contents:
     """Return the manifest that a COMMIT names, of a large one only what there is beside the chunks.
 
     Raises:
         CorruptError: it is missing, has another size or digest, or is another attempt's; the object is named.
     """
-    if commit.index_nbytes is None or commit.manifest_nbytes <= _WHOLE_NBYTES or not store.capabilities.ranged_read:
+    if isinstance(store, Foreign):
+        return store.contents()
+    index_nbytes = commit.index_nbytes
+    if index_nbytes is None or commit.manifest_nbytes <= _WHOLE_NBYTES or not store.capabilities.ranged_read:
         return read_manifest(store, commit)
+    return again_if_corrupt(lambda: _open_manifest(store, commit, index_nbytes))
+
+
+def _open_manifest(store: Store, commit: Commit, index_nbytes: int) -> PartialManifest:
     key = commit.attempt.manifest(commit.manifest)
-    data = memoryview(bytearray(commit.index_nbytes))
+    data = memoryview(bytearray(index_nbytes))
     try:
-        store.read_into(key, commit.manifest_nbytes - commit.index_nbytes, data)
+        store.read_into(key, commit.manifest_nbytes - index_nbytes, data)
     except NotFoundError as error:
         raise _missing(key, commit.attempt) from error
     _check_digest(commit, data)

@@ -1,0 +1,1 @@
+"""Checkpoints that torch.distributed.checkpoint wrote itself, read safely and without torch."""
