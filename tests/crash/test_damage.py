@@ -125,6 +125,7 @@ def test_every_flipped_byte_is_noticed(
     assert automatic(run)[0] == NEW
 
 
+@pytest.mark.field_report("BR-231")
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "removed"])
 def test_every_object_that_is_cut_or_lost_is_noticed(sound: Path, tmp_path: Path, damage: str) -> None:
     for number, name in enumerate(path.relative_to(sound) for path in files_of(sound, NEW)):

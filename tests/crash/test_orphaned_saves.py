@@ -17,23 +17,9 @@ from resilient.catalog.line import read_line
 from resilient.events import SaveFailed
 from resilient.store.open import open_store
 from tests.figures import Figures
-from tests.lives import Life
+from tests.lives import Life, writers_of
 
 NUMEL = 4_000_000
-
-
-def writers_of(trainer: int) -> list[int]:
-    """Return the process ids of the writers that a process has started."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue  # it has just ended
-            if b"resilient.writer" in words and words[words.index(b"process") + 1] == str(trainer).encode():
-                found.append(int(entry.name))
-    return found
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 90.0) -> None:
@@ -83,6 +69,7 @@ def notes(tmp_path: Path) -> Iterator[Path]:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.field_report("BR-177")
 @pytest.mark.proof
 @pytest.mark.timeout(1500)
 def test_a_save_commits_although_its_trainer_is_killed_right_after_staged(
