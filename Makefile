@@ -42,9 +42,11 @@ lint: $(READY) ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-proof: $(READY) ## every proof with its full count, resumable; figures into docs/proof.md
+proof: $(READY) ## every proof with its full count, resumable; figures into docs/proof.md and docs/fault-matrix.md; hours
 	$(PYTEST) -m proof --full --timeout=0 -o faulthandler_timeout=0 -p no:randomly
 	$(BIN)/python -m tests.proof_report docs/proof.md
+	$(BIN)/python -m pip install --quiet --group bench
+	$(BIN)/python benchmarks/fault_matrix.py --report docs/fault-matrix.md > build/fault-matrix.jsonl
 
 bench: $(READY) ## what saves and restores cost here, beside their peers and the machine's limits; a few minutes; installs the peers
 	$(BIN)/python -m pip install --quiet --group bench
