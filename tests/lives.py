@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,13 @@ class Life:
             if process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
 
+    def kill_with_writers(self) -> None:
+        """SIGKILL all ranks and their writer processes, as a machine that loses its power does."""
+        trainers = [process.pid for process in self._processes]
+        for pid in [*trainers, *(writer for trainer in trainers for writer in writers_of(trainer))]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def wait(self, timeout_s: float = TIMEOUT_S) -> list[int]:
         """Return the exit codes; whoever has not ended in time writes its stacks, is killed, and fails the test."""
         end = time.monotonic() + timeout_s
@@ -83,6 +91,20 @@ class Life:
         """Return the last characters that each rank printed."""
         logs = sorted(self._folder.glob("rank-*.log"))
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-tail:]}" for log in logs)
+
+
+def writers_of(trainer: int) -> list[int]:
+    """Return the process ids of the writers that a process has started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it has just ended
+            if b"resilient.writer" in words and words[words.index(b"process") + 1] == str(trainer).encode():
+                found.append(int(entry.name))
+    return found
 
 
 def _free_port() -> int:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from resilient.catalog import marks
 from resilient.catalog.beat import Sign
+from resilient.clock import SYSTEM_CLOCK
 from resilient.format import chunks, columns, documents, layout, manifests, receipts, values
 from resilient.format.dtypes import ITEMSIZE
+from resilient.store.memory import MemoryStore
 
 SPEC = (Path(__file__).parents[2] / "docs/spec/format.md").read_text()
 BINARY: dict[str, type[msgspec.Struct]] = {
@@ -59,6 +63,14 @@ def test_signs_of_life_have_these_members() -> None:
     assert [row[0] for row in table_after("### Signs of life")] == [field.name for field in dataclasses.fields(Sign)]
 
 
+def test_marks_have_these_members() -> None:
+    store, attempt = MemoryStore(), layout.Attempt(step=1, generation=1, nonce="0123456789abcdef")
+    marks.write_mark(store, attempt, marks.PINNED, by=marks.USER, why="", clock=SYSTEM_CLOCK)
+    members = json.loads(store.get(attempt.mark("pinned", "user")))
+    assert members["kind"] == "mark"
+    assert {row[0] for row in table_after("### Marks")} == members.keys() - {"format", "kind", "digest"}
+
+
 def test_dtypes_have_these_sizes() -> None:
     assert {row[0]: int(row[1]) for row in table_after("## 8. Tensor data")} == dict(ITEMSIZE)
 
@@ -88,3 +100,4 @@ def test_keys_look_like_this() -> None:
     assert attempt.manifest("ff") == "steps/000000012000/g00000007-0123456789abcdef/manifest-ff"
     assert attempt.data(3, 0) == f"data/{hashed:02x}/g00000007-0123456789abcdef/000000012000-000003-0"
     assert (layout.claim(7), layout.base(7)) == ("generations/00000007.json", "generations/00000007.base.json")
+    assert layout.outcome(7) == "generations/00000007.end.json"
