@@ -34,7 +34,8 @@ def children() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(children: list[subprocess.Popen[str]], program: str = WAITER) -> subprocess.Popen[str]:
-    children.append(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True))
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # what is lost is tested
+    children.append(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=env))
     assert children[-1].stdout is not None
     assert children[-1].stdout.readline() == "ready\n"
     return children[-1]
