@@ -34,7 +34,7 @@ def children() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(children: list[subprocess.Popen[str]], program: str = WAITER) -> subprocess.Popen[str]:
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # what is lost is tested
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # it would lose nothing
     children.append(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=env))
     assert children[-1].stdout is not None
     assert children[-1].stdout.readline() == "ready\n"
