@@ -34,8 +34,7 @@ def children() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(children: list[subprocess.Popen[str]], program: str = WAITER) -> subprocess.Popen[str]:
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # it would lose nothing
-    children.append(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=env))
+    children.append(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True))
     assert children[-1].stdout is not None
     assert children[-1].stdout.readline() == "ready\n"
     return children[-1]
@@ -95,13 +94,15 @@ def test_no_signal_goes_to_a_group_or_to_init(nobody: int) -> None:
         processes.kill(nobody)
 
 
-def test_leaving_runs_and_flushes_nothing(children: list[subprocess.Popen[str]]) -> None:
+def test_leaving_runs_and_flushes_nothing(children: list[subprocess.Popen[str]], tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
     child = start(
         children,
         "from resilient.testing import leave\nprint('ready', flush=True)\n"
-        "print('lost', end='')\ntry:\n    leave(7)\nfinally:\n    print('never')",
+        f"file = open({str(kept)!r}, 'w')\nfile.write('lost')\ntry:\n    leave(7)\nfinally:\n    print('never')",
     )
     assert child.communicate(timeout=60)[0] == ""
+    assert kept.read_text() == ""
     assert child.returncode == 7
 
 
