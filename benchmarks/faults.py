@@ -273,9 +273,13 @@ def _limited(cell: Cell) -> Verdict:
 
 
 def _after_full(cell: Cell, crew: Crew, full: list[Answer], said: str) -> Verdict:
-    reported = [1] + [2] * all(each.how == "ok" for each in full)
-    said = f"{said}: the save {_of_ranks(full)}"
-    if any(each.how == "hangs" for each in full):
+    return _after_failing(cell, crew, full, f"{said}: the save {_of_ranks(full)}")
+
+
+def _after_failing(cell: Cell, crew: Crew, ended: list[Answer], said: str) -> Verdict:
+    """Judge a save of step 2 that may have failed, as ``said``: can step 3 be saved, and what does a restart find?"""
+    reported = [1] + [2] * all(each.how == "ok" for each in ended)
+    if any(each.how == "hangs" for each in ended):
         return Verdict(outcome=Outcome.HANGS, detail=f"{said}; the deadline was {crew.deadline_s:g} s")
     again = crew.ask("save", 3, 3)
     saved = all(each.how == "ok" for each in again)
@@ -333,22 +337,7 @@ def _through_proxy(cell: Cell, fault: Callable[[FaultProxy, Crew], None]) -> Ver
             ended = crew.hear()
             after_s = max(each.after_s for each in ended)
             said = f"{befallen} requests were refused, the save {_of_ranks(ended)} ({after_s:.0f} s)"
-            if any(each.how == "hangs" for each in ended):
-                return Verdict(outcome=Outcome.HANGS, detail=f"{said}; the deadline was {crew.deadline_s:g} s")
-            reported = [1] + [2] * all(each.how == "ok" for each in ended)
-            again = crew.ask("save", 3, 3)
-            saved = all(each.how == "ok" for each in again)
-            if not saved:
-                said += f", the next {_of_ranks(again)}"
-            crew.close()
-        loads = cell.all_reported(reported[saved:])  # the oldest may have been rotated out by then
-        if loads.outcome is not Outcome.HOLDS:
-            return loads.after(said)
-        with cell.crew() as crew:
-            verdict = cell.restart(crew, (3,) if saved else (reported[-1], 3), reported[-1]).after(said)
-    if verdict.outcome is Outcome.HOLDS and not saved:
-        return Verdict(outcome=Outcome.NO_MORE, detail=verdict.detail)
-    return verdict
+            return _after_failing(cell, crew, ended, said)
 
 
 # Saves that meet something else ---------------------------------------------------------------------------------------

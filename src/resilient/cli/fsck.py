@@ -122,7 +122,9 @@ def _losses(losses: tuple[Loss, ...]) -> Iterator[str]:
     for loss in losses:
         others = [step for step in loss.takes if step != loss.attempt.step]
         shared = f"so would {_steps(others)}, and " if others else ""
-        then = "nothing would be left" if loss.left is None else f"the run would go on from step {loss.left}"
+        then = (
+            "nothing would be left to go on from" if loss.left is None else f"the run would go on from step {loss.left}"
+        )
         yield f"if step {loss.attempt.step} were lost, {shared}{then}"
 
 
