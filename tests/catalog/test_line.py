@@ -9,12 +9,13 @@ import pytest
 from resilient.catalog.commit import read_commit
 from resilient.catalog.generations import claim_generation, newest_claim, newest_number, read_base, write_base
 from resilient.catalog.line import Line, read_line
+from resilient.catalog.prune import prune
 from resilient.errors import ConflictError, CorruptError, ErrorKind, NotFoundError
 from resilient.format import layout
 from resilient.format.documents import Claim
 from resilient.store.base import Capabilities
 from resilient.store.memory import MemoryStore
-from tests.catalog.runs import attempt_of, commit_of, new_generation, save
+from tests.catalog.runs import HandClock, attempt_of, commit_of, new_generation, save
 
 
 def steps(line: Line) -> list[tuple[int, int]]:
@@ -358,3 +359,36 @@ def test_what_was_deleted_while_a_generation_started_is_not_what_it_continues(mo
     assert steps(read_line(store)) == [(20, 1)]
     new_generation(store, read_line(store).commits[0])
     assert steps(read_line(store)) == [(20, 1)]
+
+
+@pytest.mark.parametrize("moment", ["the chain", "the commits"])
+def test_a_reader_that_stalls_does_not_say_that_nothing_is_left(moment: str) -> None:
+    """What it looks for is pruned meanwhile, and newer steps are saved. (Found by the simulation, seed 228 at 1 rank.)
+
+    Its listing may not even have shown what is there now, so it has to look again.
+    """
+
+    class Stalling(MemoryStore):
+        stalls = False
+
+        def get(self, key: str) -> bytes:
+            if self.stalls and key == (layout.base(1) if moment == "the chain" else one.commit):
+                self.stalls = False
+                new_generation(self, read_line(self).at(10))
+                saved(self, newest_claim_of(self), 20, 30)
+                prune(self, read_line(self), {30}, clock=HandClock(), grace_s=0)
+            return super().get(key)
+
+    store = Stalling()
+    first = new_generation(store)
+    saved(store, first, 10)
+    one = attempt_of(first, 10)
+    store.stalls = True
+    assert steps(read_line(store)) == [(30, 2)]
+    assert not store.stalls
+
+
+def newest_claim_of(store: MemoryStore) -> Claim:
+    claim = newest_claim(store)
+    assert claim is not None
+    return claim

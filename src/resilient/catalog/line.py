@@ -116,11 +116,22 @@ def read_line(store: Store) -> Line:
     which attempts to look at, and may be stale: so do the bases, and the hint of the newest generation; each attempt is
     then read by its exact name.
     """
+    gone: set[Attempt] = set()
+    while True:
+        line, vanished = _read(store)
+        # A reader that stalled in between may find all that it looks for deleted, and newer ones saved meanwhile.
+        if vanished <= gone:
+            return line
+        gone |= vanished
+
+
+def _read(store: Store) -> tuple[Line, set[Attempt]]:
+    """Return what counts, and what was given up since the listing was made, so that newer commits may be missing."""
     listed = list_attempts(store)
     committed = [attempt for attempt, names in listed.items() if "COMMIT" in names]
     chain = read_chain(store, committed)
-    candidates = dict.fromkeys([*(one for one in committed if chain.holds(one)), *_unlisted(store, chain)])
-    looked = each(lambda attempt: _look(store, attempt, chain), list(candidates))
+    candidates = list(dict.fromkeys([*(one for one in committed if chain.holds(one)), *_unlisted(store, chain)]))
+    looked = each(lambda attempt: _look(store, attempt, chain), candidates)
     position = {generation: index for index, generation in enumerate(chain.links)}
     found = [one for one in looked if isinstance(one, Commit)]
     found.sort(key=lambda commit: (position[commit.generation], -commit.step))
@@ -132,7 +143,7 @@ def read_line(store: Store) -> Line:
     if not commits and len(chain.links) > 1:
         _, before = list(chain.links.values())[:2]
         ignored.append(f"generation {chain.head} continues step {before.limit}, and no checkpoint of the line is left")
-    return Line(
+    line = Line(
         commits=tuple(commits.values()),
         ignored=(*([chain.broken] if chain.broken else []), *ignored),
         chain=chain,
@@ -140,6 +151,13 @@ def read_line(store: Store) -> Line:
         uncommitted=tuple(sorted(one for one, names in listed.items() if chain.holds(one) and _is_unfinished(names))),
         marks={commit.attempt: _marks(listed.get(commit.attempt, ())) for commit in commits.values()},
     )
+    missed = [
+        attempt
+        for attempt, one in zip(candidates, looked, strict=True)
+        if one is None and "TOMBSTONE" not in listed.get(attempt, ())
+    ]
+    buried = each(lambda attempt: exists(store, attempt.tombstone), missed)
+    return line, {attempt for attempt, given_up in zip(missed, buried, strict=True) if given_up}
 
 
 def is_given_up(store: Store, attempt: Attempt, chain: Chain | None = None) -> bool:
