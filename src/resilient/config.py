@@ -20,6 +20,8 @@ _BANDWIDTH: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[kMGT]|[KMGT]i)(B|bit)/s
 _COMPRESS: Final = re.compile(r"auto|off|zstd:([1-9]|1\d|2[0-2])")
 _DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 _NOTHING: Final[Mapping[str, object]] = {}
+_NO_SETTINGS: Final = frozenset({"RESILIENT_NODE_DIR"})
+"""What an agent tells its workers about their process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class Process:
     local_world_size: int = 1
     elastic_id: str | None = None  # torchelastic's id of the job, if it started this process
     master: str | None = None  # address and port of the rendezvous
+    node_dir: str | None = None  # where the agent of this node and its workers talk: see `resilient.elastic.node`
 
 
 def read_settings(
@@ -105,6 +108,7 @@ def read_process(environ: Mapping[str, str] | None = None) -> Process:
         local_world_size=max(1, _number(source, "LOCAL_WORLD_SIZE", 1)),
         elastic_id=source.get("TORCHELASTIC_RUN_ID"),
         master=f"{address}:{port}" if address and port else None,
+        node_dir=source.get("RESILIENT_NODE_DIR"),
     )
 
 
@@ -144,7 +148,11 @@ def parse_bandwidth(value: str) -> float:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    return {name.removeprefix(_PREFIX).lower(): text for name, text in environ.items() if name.startswith(_PREFIX)}
+    return {
+        name.removeprefix(_PREFIX).lower(): text
+        for name, text in environ.items()
+        if name.startswith(_PREFIX) and name not in _NO_SETTINGS
+    }
 
 
 def _from_project(directory: Path) -> tuple[Mapping[str, object], Callable[[str], str]]:

@@ -1,0 +1,78 @@
+"""What the agent and the workers of one node say to each other: small files in a directory that both know.
+
+Files, because each side can be killed at any instant, and must not be waited for: what is said is there whole, or not
+at all, and whoever comes back reads it again. torchelastic offers no channel between an agent and its workers.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+_ASKED: Final = "asked.json"
+_PARKED: Final = "parked-"
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent asks of its workers at a boundary.
+
+    ``stop``: save, and exit with the code for "requeue me". ``resize``: save, then park, until the agent restarts them.
+    """
+
+    kind: Literal["stop", "resize"]
+    why: str  # for people: "SIGTERM", "a node has come", ...
+
+
+class Parked(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that does nothing any more, and waits for its agent to restart it.
+
+    ``resize``: because it was asked to, with the state after ``step`` committed. ``peer-failed``: a collective failed,
+    so that another rank, most likely on another node, is what failed; that must not cost this node a restart.
+    """
+
+    kind: Literal["resize", "peer-failed"]
+    local_rank: int
+    pid: int
+    step: int | None = None
+
+
+class Node:
+    """The directory of one agent, seen from it or from one of its workers; `resilient.config.Process.node_dir`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def ask(self, asked: Asked) -> None:
+        """Ask something of the workers; what was asked last is what holds."""
+        self._write(_ASKED, msgspec.json.encode(asked))
+
+    def asked(self) -> Asked | None:
+        """Return what is asked of the workers; None if nothing is. A look at a local file: often is fine."""
+        try:
+            return msgspec.json.decode((self.directory / _ASKED).read_bytes(), type=Asked)
+        except FileNotFoundError:
+            return None
+
+    def park(self, parked: Parked) -> None:
+        """Say that a worker waits for its agent."""
+        self._write(f"{_PARKED}{parked.local_rank}", msgspec.json.encode(parked))
+
+    def parked(self) -> list[Parked]:
+        """Return the workers that wait for their agent, by local rank."""
+        found = [msgspec.json.decode(path.read_bytes(), type=Parked) for path in self.directory.glob(f"{_PARKED}*")]
+        return sorted(found, key=lambda one: one.local_rank)
+
+    def clear(self) -> None:
+        """Forget what was said; for an agent that is about to start its workers."""
+        for path in [self.directory / _ASKED, *self.directory.glob(f"{_PARKED}*")]:
+            path.unlink(missing_ok=True)
+
+    def _write(self, name: str, content: bytes) -> None:
+        # The file of another process that writes the same name must not be the one that is renamed; the name must not
+        # look like a finished one either.
+        partial = self.directory / f".{name}.{os.getpid()}"
+        partial.write_bytes(content)
+        partial.replace(self.directory / name)
