@@ -239,6 +239,17 @@ def test_a_commit_refuses_objects_that_no_mark_protects() -> None:
     assert caught.value.kind is ErrorKind.DIVERGENT
 
 
+def test_a_commit_that_comes_after_its_attempt_was_given_up_says_so() -> None:
+    """Its marks went with what they held; that is no contradiction. (Found by the simulation, seed 699 at 1 rank.)"""
+    run = a_shared_run(steps=1)
+    saved = save_sharing(run.store, run.claim, 2, a_state(2), run.base)
+    give_up(run.store, run.attempt(2), CLOCK, reason="a test")
+    run.store.delete(run.attempt(1).mark("referenced", "0"))
+    with pytest.raises(ConflictError, match="was given up") as caught:
+        commit(run.store, saved)
+    assert caught.value.kind is ErrorKind.SAVE_FAILED
+
+
 def test_a_save_in_the_making_holds_what_it_asked_for_however_long_it_stalls() -> None:
     run = a_shared_run(steps=4)
     stalled = save_sharing(run.store, run.claim, 5, a_state(5), run.base)

@@ -70,7 +70,7 @@ def check_references(store: Store, attempt: Attempt, keys: Iterable[str]) -> Non
     """Refuse to commit an attempt that names data objects of another without a mark there: deletion would not spare it.
 
     Raises:
-        ConflictError: kind ``divergent``; it names the object.
+        ConflictError: kind ``divergent``, which names the object; or the attempt was given up, kind ``save-failed``.
     """
     marked: dict[Attempt | None, bool] = {attempt: True, None: False}
     for key in keys:
@@ -78,6 +78,8 @@ def check_references(store: Store, attempt: Attempt, keys: Iterable[str]) -> Non
         if base is not None and base not in marked:
             marked[base] = attempt in referrers(store, base)
         if not marked[base]:
+            if exists(store, attempt.tombstone):  # then its own marks, and what they held, may be gone
+                raise ConflictError(f"{attempt} was given up before it was committed", kind=ErrorKind.SAVE_FAILED)
             raise ConflictError(
                 f"{attempt} refers to {key}, and no mark says so: it could be deleted", kind=ErrorKind.DIVERGENT
             )
