@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
-import numpy as np
-
 from resilient.catalog.once import again_if_corrupt, read_or_none
 from resilient.catalog.parallel import in_order
 from resilient.errors import CorruptError, ErrorKind, NotFoundError
@@ -107,11 +105,7 @@ class PartialManifest:
         """
         spans = list(_spans(self._index, self._index.holding(wanted)))
         pages = itertools.chain.from_iterable(in_order(self._read, spans, threads=_READERS))
-        found = []
-        for chunks in decode_pages(self._index, pages, self._key):
-            rows, _ = chunks.boxes.meeting(wanted)
-            found.append(chunks.take(np.unique(rows)))
-        return Chunks.joined(found)
+        return Chunks.joined([chunks.overlapping(wanted) for chunks in decode_pages(self._index, pages, self._key)])
 
     def _read(self, span: _Span) -> list[tuple[int, memoryview]]:
         """Return the number and the bytes of each page."""

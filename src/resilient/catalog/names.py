@@ -140,11 +140,12 @@ def merge_values(values: Iterable[Sequence[Value]]) -> tuple[Value, ...]:
 def check_owner(leaf: Tensor | Slot, rank: int, items: dict[str, Item]) -> None:
     """Refuse a leaf of a rank's structure that belongs to no item, or to another rank."""
     item = items.get(leaf.item)
+    if item is not None and leaf.rank == (OWN if item.per_rank else None):
+        return
     named = title(leaf, rank if leaf.rank == OWN else leaf.rank)
     if item is None:
         raise ConflictError(f"{named} belongs to no item of the receipts", kind=ErrorKind.INCOMPLETE, rank=rank)
-    if leaf.rank != (OWN if item.per_rank else None):
-        raise ConflictError(f"{named} is in the receipt of rank {rank}", kind=ErrorKind.DIVERGENT, rank=rank)
+    raise ConflictError(f"{named} is in the receipt of rank {rank}", kind=ErrorKind.DIVERGENT, rank=rank)
 
 
 def _check_dtype(tensor: Tensor, rank: int) -> None:

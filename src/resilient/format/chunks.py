@@ -256,7 +256,9 @@ class Chunks(Sequence[Chunk]):
     def overlapping(self, wanted: Boxes) -> Chunks:
         """Return the rows that share an element with any of these boxes, in the order of the table."""
         rows, _ = self.boxes.meeting(wanted)
-        return self.take(np.unique(rows))
+        met = np.zeros(len(self), np.bool_)  # np.unique would sort, or hash: fifty times slower
+        met[rows] = True
+        return self.take(met)
 
     def __len__(self) -> int:
         return len(self.boxes)

@@ -33,6 +33,31 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_Packed)
 
 
+_MAX_KEY: Final = 1 << 62
+
+
+def distinct(rows: Column) -> tuple[Column, Column]:
+    """Return where each distinct row of whole numbers is first, and which of them each row is; in the order of rows.
+
+    What ``np.unique(rows, axis=0, return_index=True, return_inverse=True)`` finds by comparing rows as bytes, which
+    takes a microsecond for each: here a row becomes one number.
+    """
+    key, keys = np.zeros(len(rows), np.int64), 1
+    for column in rows.T.astype(np.int64) if len(rows) else ():
+        lowest, extent = int(column.min()), int(column.max()) - int(column.min()) + 1
+        if keys * extent > _MAX_KEY:
+            found, key = np.unique(key, return_inverse=True)
+            keys = len(found)
+        if keys * extent > _MAX_KEY:
+            found, column = np.unique(column, return_inverse=True)  # noqa: PLW2901 -- the same column, numbered
+            lowest, extent = 0, len(found)
+        key, keys = key * extent + (column - lowest), keys * extent
+    if keys <= 1:  # all alike, as tensors mostly are
+        return np.zeros(min(len(rows), 1), np.int64), np.zeros(len(rows), np.int64)
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return first, which
+
+
 class Table(msgspec.Struct, array_like=True, frozen=True):
     """A table of chunks as it is stored: ``boxes`` and ``places`` are blocks of columns.
 

@@ -24,6 +24,7 @@ from resilient.format.columns import (
     Table,
     compress,
     decompress,
+    distinct,
     malformed,
     pack_boxes,
     pack_columns,
@@ -112,11 +113,11 @@ class Index:
         wanted = _region(self.groups[tensors], *fractions)
         # Tensors of one group mostly want the same part: each part is looked up once.
         keys = np.column_stack([wanted.tensor, wanted.offset, wanted.size])
-        _, which, part = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        which, part = distinct(keys)
         pages, parts = self.regions.meeting(wanted.take(which))
         # Of those pages, the ones between whose first and last tensor lies one that wants that part.
         beyond = len(self.tensors)
-        sought = np.sort(part.reshape(-1) * beyond + tensors)
+        sought = np.sort(part * beyond + tensors)
         at = np.searchsorted(sought, parts * beyond + self.first[pages])
         near = at < len(sought)
         near[near] = sought[at[near]] <= (parts * beyond + self.last[pages])[near]
@@ -298,8 +299,7 @@ def decode_manifest(data: bytes, index_nbytes: int | None, where: str) -> Manife
 
 def _groups(tallied: Column) -> Column:
     """Return the group of each tensor: those of one group are cut alike."""
-    _, groups = np.unique(tallied, axis=0, return_inverse=True)
-    return groups.reshape(-1)
+    return distinct(tallied)[1]
 
 
 def _page_starts(groups: Column, tensors: Column) -> list[int]:

@@ -33,8 +33,14 @@ class Matching:
 
     def want(self, wanted: Iterable[tuple[str, torch.Tensor | Shard]]) -> None:
         """Plan to fill tensors; one that is there under several names (tied weights) is filled once."""
+        rest = pairs = list(wanted)
+        if len({id(into) for _, into in pairs}) == len(pairs):
+            rest = self.plan.fill_alike(self.tensors, pairs)
+            self.plan.num_wanted += len(pairs) - len(rest)
+            left = {name for name, _ in rest}
+            self._untaken.difference_update([name for name, _ in pairs if name not in left])
         by_identity: dict[int, tuple[torch.Tensor | Shard, list[str]]] = {}
-        for name, into in wanted:
+        for name, into in rest:
             if id(into) in by_identity:
                 by_identity[id(into)][1].append(name)
             else:
