@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import statistics
 import sys
 from collections import Counter
@@ -18,21 +19,26 @@ from pathlib import Path
 from tests.figures import Figure, titled
 
 FIGURES = Path("build/proof")
+_HEAD = """# Proof
+
+What `make proof` measured: every proof with its full count. `make test` runs them with small counts.
+"""
+_SECTION = re.compile(r"^(## .+\n\n`([^`]+)`, (?:(?!## ).*\n)+)", re.MULTILINE)
 
 
-def render(folder: Path) -> str:
-    """Return the page: one section a proof, one line a figure."""
+def render(folder: Path, before: str = "") -> str:
+    """Return the page: one section a proof, one line a figure.
+
+    ``before`` is the page as it was: what it has of proofs that left no figures this time stays, with its date.
+    """
+    sections = {stem: text.rstrip("\n") + "\n" for text, stem in _SECTION.findall(before)}
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
-    parts = [
-        "# Proof\n",
-        "What `make proof` measured: every proof with its full count. `make test` runs them with small counts.\n",
-        f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, torch {version('torch')}, {machine}.\n",
-    ]
-    for path in sorted(folder.glob("*.jsonl")):
+    measured = f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, torch {version('torch')}, {machine}"
+    for path in folder.glob("*.jsonl"):
         title, rounds = titled(path)
-        parts.append(f"## {title}\n\n{len(rounds)} round{'s' * (len(rounds) != 1)}, `{path.stem}`.\n")
-        parts.append(_table(rounds))
-    return "\n".join(parts)
+        count = f"{len(rounds)} round{'s' * (len(rounds) != 1)}"
+        sections[path.stem] = f"## {title}\n\n`{path.stem}`, {count}; {measured}.\n\n{_table(rounds)}"
+    return "\n".join([_HEAD, *(sections[stem] for stem in sorted(sections))])
 
 
 def _table(rounds: Sequence[dict[str, Figure]]) -> str:
@@ -52,4 +58,5 @@ def _summary(values: Sequence[Figure]) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(render(FIGURES))
+    page = Path(sys.argv[1])
+    page.write_text(render(FIGURES, page.read_text() if page.exists() else ""))

@@ -24,6 +24,19 @@ def test_the_page_says_counts_and_extremes(tmp_path: Path) -> None:
     for step in (3, 9, 6):
         figures.add(step=step, phase="commit" if step == 9 else "data")
     page = render(tmp_path)
-    assert "## Kills over the phases of a save\n\n3 rounds, `kills`." in page
+    assert "## Kills over the phases of a save\n\n`kills`, 3 rounds; 20" in page
     assert "| step | min 3, median 6, max 9 |" in page
     assert "| phase | data: 2, commit: 1 |" in page
+
+
+def test_what_was_not_run_this_time_stays_on_the_page(tmp_path: Path) -> None:
+    Figures(tmp_path / "one" / "kills.jsonl", "Kills").add(step=3)
+    Figures(tmp_path / "one" / "bytes.jsonl", "Bytes").add(step=4)
+    Figures(tmp_path / "two" / "kills.jsonl", "Kills").add(step=7)
+    before = render(tmp_path / "one")
+    page = render(tmp_path / "two", before)
+    assert "| step | 4 |" in page
+    assert "| step | 7 |" in page
+    assert "| step | 3 |" not in page
+    assert page.count("## ") == 2
+    assert render(tmp_path / "none", page) == page
