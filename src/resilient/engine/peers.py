@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 import torch.distributed as dist
 
 from resilient.clock import SYSTEM_CLOCK, Clock, Deadline
+from resilient.engine.key_values import TorchValues
 from resilient.engine.meeting import KeyValues, meet
 from resilient.errors import ErrorKind, PeerError, ResilientError
 from resilient.writer.messages import Fault
-
-_T = TypeVar("_T")
 
 _FIRST_POLL_S: Final = 0.001
 _LAST_POLL_S: Final = 0.05
@@ -141,30 +140,6 @@ class Peers:
 
 
 _current: list[tuple[dist.ProcessGroup | None, Peers]] = []
-
-
-class TorchValues:
-    """A torch store, with its errors turned into ours."""
-
-    def __init__(self, store: dist.Store) -> None:
-        self._store = store
-
-    def set(self, key: str, value: bytes) -> None:
-        self._call(lambda: self._store.set(key, value))  # type: ignore[arg-type]  # takes bytes; the stub says str
-
-    def get(self, key: str) -> bytes:
-        return self._call(lambda: self._store.get(key))
-
-    def check(self, keys: list[str]) -> bool:
-        return self._call(lambda: self._store.check(keys))
-
-    def _call(self, call: Callable[[], _T]) -> _T:
-        try:
-            return call()
-        except (RuntimeError, ValueError) as error:
-            raise PeerError(
-                f"the key-value store of the process group does not answer: {error}", kind=ErrorKind.PEER_FAILED
-            ) from error
 
 
 class _Answer(msgspec.Struct, array_like=True):

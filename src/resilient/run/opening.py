@@ -19,13 +19,16 @@ from resilient.catalog.process import host, started
 from resilient.catalog.run_info import open_run
 from resilient.clock import Clock
 from resilient.config import Process, Settings
+from resilient.engine.key_values import TorchValues
 from resilient.engine.leftovers import await_leftovers
 from resilient.engine.meeting import meet
-from resilient.engine.peers import Peers, TorchValues
+from resilient.engine.peers import Peers
 from resilient.engine.same_place import check_same_place
+from resilient.engine.tiers.places import NO_TIERS, NodeTiers, open_tiers
 from resilient.events import Bus
 from resilient.format.digest import digest
 from resilient.format.documents import Claim, decode_document, encode_document
+from resilient.run.stopped import Stopped
 from resilient.store.base import Store
 from resilient.store.probe import probe
 
@@ -35,6 +38,7 @@ class Opened:
     """What a run works with.
 
     ``created``: when the first generation of the run began, RFC 3339. ``local_ranks``: how many ranks are on this host.
+    ``tiers``: of this node.
     """
 
     store: Store
@@ -43,6 +47,7 @@ class Opened:
     run_id: str
     created: str
     local_ranks: int
+    tiers: NodeTiers = NO_TIERS
 
 
 @contextmanager
@@ -60,7 +65,12 @@ def process_group(process: Process, settings: Settings) -> Iterator[None]:
     store, rank, world_size = next(rendezvous("env://"))
     life = meet(TorchValues(store), rank, world_size, timeout_s=settings.peer_timeout_s)
     dist.init_process_group(backend, store=dist.PrefixStore(life, store), rank=rank, world_size=world_size)
-    yield
+    try:
+        yield
+    except Stopped as stopped:
+        if stopped.together:  # as at a normal end; what is left of the group could abort the process (torch 2.13)
+            dist.destroy_process_group()
+        raise
     # Only at a normal end: after a failure the others may be gone, and taking leave of them could wait for ever.
     dist.destroy_process_group()
 
@@ -112,6 +122,7 @@ def opened(store: Store, process: Process, settings: Settings, *, bus: Bus, cloc
             run_id=run_id,
             created=created,
             local_ranks=process.local_world_size,
+            tiers=open_tiers(run_id, settings.tiers, process, clock=clock),
         )
     finally:
         if heartbeat is not None:
