@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 
-from resilient.policy.committing import poll_s, takeover_s
+from resilient.policy.committing import last_turn_s, poll_s, takeover_s
 
 
 def requests_in(seconds: float, world_size: int) -> int:
@@ -40,3 +41,12 @@ def test_one_rank_at_a_time_takes_over_and_the_first_tries_at_once() -> None:
     assert takeover_s(rank=0, world_size=32_768) == 0.0
     assert takeover_s(rank=1, world_size=2) < 3.0
     assert takeover_s(rank=2, world_size=32_768) - takeover_s(rank=1, world_size=32_768) > 60.0
+
+
+@pytest.mark.parametrize("world_size", [1, 8, 4096, 32_768])
+def test_writers_that_leave_together_try_in_turns_of_1_2_4_and_so_on(world_size: int) -> None:
+    turns = Counter(last_turn_s(rank=rank, world_size=world_size) for rank in range(world_size))
+    assert min(turns) == 0.0
+    assert all(turns[when] == 2**number for number, when in enumerate(sorted(turns)[:-1]))
+    merge_s = takeover_s(rank=1, world_size=world_size)
+    assert all(later - sooner >= merge_s * 0.999 for sooner, later in itertools.pairwise(sorted(turns)))

@@ -37,4 +37,18 @@ def takeover_s(*, rank: int, world_size: int) -> float:
     The others take over one after another, each after the time in which the one before it would have been done: a merge
     takes longer the more ranks there are, and two at once read every receipt twice.
     """
-    return rank * (_TAKEOVER_S + _MERGE_S_PER_RANK * world_size)
+    return rank * _merge_s(world_size)
+
+
+def last_turn_s(*, rank: int, world_size: int) -> float:
+    """Return how long after its deadline a writer without a trainer tries for the last time, before it leaves.
+
+    When a whole job is killed, all its writers come to that point at once; 4,096 merges of 4,096 receipts would be
+    sixteen million reads, to commit one checkpoint. So rank 0 goes first, then two, four, eight ranks: some of the
+    first ones are mostly alive, and the others find their COMMIT. If none is, everybody has tried after a dozen turns.
+    """
+    return (rank + 1).bit_length() * _merge_s(world_size) - _merge_s(world_size)
+
+
+def _merge_s(world_size: int) -> float:
+    return _TAKEOVER_S + _MERGE_S_PER_RANK * world_size

@@ -12,7 +12,7 @@ from resilient.clock import Clock, Deadline
 from resilient.errors import ConflictError, ErrorKind, PeerError
 from resilient.format.documents import Commit
 from resilient.format.layout import Attempt
-from resilient.policy.committing import poll_s, takeover_s
+from resilient.policy.committing import last_turn_s, poll_s, takeover_s
 from resilient.store.base import Store
 from resilient.writer.messages import Open
 from resilient.writer.proving import overtaken_by
@@ -47,25 +47,28 @@ class Committer:
         """Commit as soon as all receipts are there, or learn that another rank did.
 
         No rank's death prevents it: rank 0 tries first, the others take over one after another. An orphan tries at the
-        latest when it leaves: the receipt that came last may be its own.
+        latest when it leaves, in a turn of its own: the receipt that came last may be its own.
         """
         deadline = Deadline(self._clock, self._opened.commit_timeout_s)
         rank, world_size = self._opened.rank, self._opened.world_size
         my_turn = Deadline(self._clock, takeover_s(rank=rank, world_size=world_size))
         alone: Deadline | None = None
+        leaves = False
         for asked in itertools.count():
+            if deadline.expired and self.orphaned and not leaves:
+                leaves, deadline = True, Deadline(self._clock, last_turn_s(rank=rank, world_size=world_size))
             is_last = deadline.expired
-            tries = my_turn.expired or (is_last and self.orphaned)
+            tries = my_turn.expired or (is_last and leaves)
             outcome = self._try(attempt, reason, metrics) if tries else read_commit(self._store, attempt)
             if isinstance(outcome, Commit):
                 return outcome
             self._raise_if_abandoned(attempt)
             if is_last:
-                raise _not_committed(attempt, outcome or (), deadline.timeout_s)
+                raise _not_committed(attempt, outcome or (), (alone or deadline).timeout_s)
             if self.orphaned:
                 self._raise_if_overtaken(attempt)
                 alone = alone or Deadline(self._clock, min(deadline.remaining_s, _ORPHAN_S))
-                deadline = alone
+                deadline = deadline if leaves else alone
             self._clock.sleep(poll_s(asked, rank=rank, world_size=world_size))
         raise AssertionError("the deadline ends the loop")
 
