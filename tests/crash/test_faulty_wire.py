@@ -45,7 +45,7 @@ def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
 
 def state_of(step: int, numel: int) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(SEED + step)
-    return {name: torch.randint(-(2**31), 2**31 - 1, (numel,), generator=draw) for name in ("a", "b")}
+    return {name: torch.randint(-(2**63), 2**63 - 1, (numel,), generator=draw) for name in ("a", "b")}
 
 
 def options(server: S3Server, proxy: FaultProxy) -> dict[str, Any]:

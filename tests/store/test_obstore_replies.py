@@ -40,6 +40,13 @@ CASES = [
     (broken("Timeout"), ErrorKind.DEADLINE, True, "no answer in time"),
     (broken("Request"), ErrorKind.IO, True, "error sending request"),
     (broken("Interrupted"), ErrorKind.IO, True, "error sending request"),
+    (refused("400 Bad Request", "MalformedXML", "not well-formed"), ErrorKind.IO, True, "MalformedXML"),
+    (
+        GenericError("Generic S3 error: Got invalid multipart response: ill-formed document\n\nDebug source:\nX {}"),
+        ErrorKind.IO,
+        True,
+        "ill-formed document",
+    ),
     (NO_TOKEN, ErrorKind.BAD_CREDENTIALS, False, "GET http://169.254.169.254/token"),
     (UnauthenticatedError("no keys\n\nDebug source:\nX {}"), ErrorKind.BAD_CREDENTIALS, False, "no keys"),
     (GenericError("Generic S3 error: what nobody has seen\n\nDebug source:\nX {}"), ErrorKind.IO, False, "nobody"),

@@ -17,6 +17,7 @@ _REQUEST: Final = re.compile(
     r"(?P<what>.*)",
     re.DOTALL,
 )
+_DAMAGED: Final = re.compile(r"invalid [\w ]*response", re.IGNORECASE)
 _STORE: Final = re.compile(r"^Generic \w+ error: ")
 _MOST_CHARACTERS: Final = 500
 
@@ -43,6 +44,8 @@ def reply(error: BaseException) -> Reply | None:
         return None
     code, status, transport = _CODE.search(said), _STATUS.search(said), _TRANSPORT.search(details)
     kind = transport[1] if transport and not status else ""
+    if not kind and not status and _DAMAGED.search(said):
+        kind = "Decode"  # the answer came, and was damaged on its way
     return Reply(
         code=code[1] if code else "",
         status=int(status[1]) if status else 0,

@@ -102,6 +102,7 @@ _BY_CODE: Final[Mapping[str, _Fault]] = {
             "ConditionalRequestConflict",
             "NoSuchUpload",
             "InvalidPart",
+            "MalformedXML",  # what we send is well formed: it was damaged on its way
         ),
         _PASSING,
     ),
