@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -32,6 +33,30 @@ class Counting(MemoryStore):
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         super().read_into(key, start, into)
         self.nbytes += len(into) if "/manifest-" in key else 0
+
+
+class BadWire(MemoryStore):
+    """Flips a bit in the first so many answers to each question."""
+
+    flips = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: Counter[object] = Counter()
+
+    def get(self, key: str) -> bytes:
+        content = bytearray(super().get(key))
+        self._damage(memoryview(content), key)
+        return bytes(content)
+
+    def read_into(self, key: str, start: int, into: memoryview) -> None:
+        super().read_into(key, start, into)
+        self._damage(into, (key, start))
+
+    def _damage(self, content: memoryview, question: object) -> None:
+        self._asked[question] += 1
+        if self._asked[question] <= self.flips:
+            content[content.nbytes // 2] ^= 1
 
 
 @pytest.fixture
@@ -157,3 +182,23 @@ def test_a_page_that_vanishes_after_the_index_was_read_is_named() -> None:
     store.delete(key)
     with pytest.raises(CorruptError, match=key):
         part.overlapping(Boxes.of([0], [Box((0, 0), (4, 2))]))
+
+
+@pytest.mark.usefixtures("paged")
+@pytest.mark.parametrize("flips", [1, 2])
+def test_what_is_damaged_twice_on_its_way_is_read_right_in_the_end(flips: int) -> None:
+    """One answer in twenty that is damaged is two in a row once in four hundred: that must fail no save."""
+    store = BadWire()
+    store.flips = flips
+    commit = rows_of_ranks(store, ranks=4, tensors=9)  # reads the receipts
+    found = list(open_manifest(store, commit).overlapping(Boxes.of(range(9), [Box((1, 0), (1, 2))] * 9)))
+    assert len(found) == 9
+
+
+@pytest.mark.usefixtures("paged")
+def test_what_is_damaged_in_the_store_is_refused() -> None:
+    store = BadWire()
+    commit = rows_of_ranks(store, ranks=4, tensors=9)
+    store.flips = 1_000_000
+    with pytest.raises(CorruptError):
+        open_manifest(store, commit).overlapping(Boxes.of(range(9), [Box((1, 0), (1, 2))] * 9))

@@ -104,8 +104,12 @@ class PartialManifest:
             CorruptError: a page is missing or not what was written; the object is named.
         """
         spans = list(_spans(self._index, self._index.holding(wanted)))
-        pages = itertools.chain.from_iterable(in_order(self._read, spans, threads=_READERS))
-        return Chunks.joined([chunks.overlapping(wanted) for chunks in decode_pages(self._index, pages, self._key)])
+
+        def read() -> Chunks:
+            pages = itertools.chain.from_iterable(in_order(self._read, spans, threads=_READERS))
+            return Chunks.joined([chunks.overlapping(wanted) for chunks in decode_pages(self._index, pages, self._key)])
+
+        return again_if_corrupt(read)
 
     def _read(self, span: _Span) -> list[tuple[int, memoryview]]:
         """Return the number and the bytes of each page."""

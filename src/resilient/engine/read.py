@@ -16,10 +16,10 @@ from torch.autograd.graph import increment_version
 
 from resilient.catalog.contents import Contents
 from resilient.catalog.fetch import decoded_nbytes, read_span, unpack
+from resilient.catalog.once import again_if_corrupt
 from resilient.engine.bounce import Bounce
 from resilient.engine.read_plan import ReadPlan, plan_reads
 from resilient.engine.spans import ELSEWHERE, Span
-from resilient.errors import CorruptError, ErrorKind
 from resilient.format import codec
 from resilient.format.box import intersect
 from resilient.format.chunks import Chunk
@@ -103,22 +103,18 @@ class Filling:
         def read(span: Span) -> None:
             nonlocal done
             with self.bounce() as bounce:
-                stored = self.memory(span, bounce)
-                self.read(span, stored)
-                try:
-                    self.accept(span, stored, bounce)
-                except CorruptError as error:
-                    if error.kind is not ErrorKind.BAD_DIGEST:
-                        raise
-                    # What was damaged on its way, and not in the store, is right when it is read again.
-                    self.read(span, stored)
-                    self.accept(span, stored, bounce)
+                again_if_corrupt(lambda: self._fill(span, bounce))
             with lock:
                 done += span.nbytes
                 if progress is not None:
                     progress(done, total)
 
         _in_parallel(read, spans)
+
+    def _fill(self, span: Span, bounce: Bounce) -> None:
+        stored = self.memory(span, bounce)
+        self.read(span, stored)
+        self.accept(span, stored, bounce)
 
     def read(self, span: Span, into: memoryview) -> None:
         """Read the stored bytes of a span; nothing is verified yet."""
