@@ -71,7 +71,7 @@ def try_commit(
     absent = _absent(store, attempt, world_size)
     if absent:
         return absent
-    manifest = again_if_corrupt(lambda: merged(store, attempt, world_size))
+    manifest = merged(store, attempt, world_size)
     if not isinstance(manifest, Manifest):
         return manifest
     check_references(store, attempt, (one.key for one in manifest.objects))
@@ -154,5 +154,11 @@ def merged(store: Store, attempt: Attempt, world_size: int) -> Manifest | tuple[
         if data is None:
             missing.append(rank)
         elif not missing:
-            merge.add(data, attempt.receipt(rank))
+            _add(merge, data, store, attempt.receipt(rank))
     return tuple(missing) or merge.manifest()
+
+
+def _add(merge: Merge, data: bytes, store: Store, key: str) -> None:
+    """Take a receipt; read it again if it was damaged on its way, as one of thousands always may be."""
+    answers = [data]
+    again_if_corrupt(lambda: merge.add(answers.pop() if answers else store.get(key), key))
