@@ -42,11 +42,18 @@ def test_text_is_read_as_what_the_setting_is(tmp_path: Path) -> None:
         "RESILIENT_PEER_TIMEOUT_S": "2min",
         "RESILIENT_COMMIT_TIMEOUT_S": "7.5",
         "RESILIENT_STORAGE_OPTIONS": '{"endpoint_url": "http://x"}',
+        "RESILIENT_TIERS": "memory,/nvme/checkpoints",
+        "RESILIENT_TIER_EVERY": "10",
+        "RESILIENT_PEER_COPIES": "1",
+        "RESILIENT_NODE_LABEL": "rack 7",
     }
     found = read_settings(environ=environ, directory=tmp_path)
     assert (found.every, found.takeover, found.peer_timeout_s, found.commit_timeout_s) == (500, True, 120.0, 7.5)
     assert found.storage_options == {"endpoint_url": "http://x"}
     assert (found.overlap, found.staging_slots) == (False, 2)
+    assert (found.tiers, found.tier_every) == (("memory", "/nvme/checkpoints"), 10)
+    assert (found.peer_copies, found.node_label) == (1, "rack 7")
+    assert read_settings(environ={"RESILIENT_TIERS": ""}, directory=tmp_path).tiers == ()
 
 
 WRONG = {
@@ -69,6 +76,15 @@ WRONG = {
     "compress": "zip",
     "max_bandwidth": "200 Mbps",
     "storage_options": "[1]",
+    "tiers": "memory,here",
+    "tier_every": "often",
+    "peer_copies": "2",
+    "node_label": "",
+    "grace_s": "-1",
+    "stop_signals": "SIGKILL",
+    "stop_file": "",
+    "notices": "ibm",
+    "notices_url": "",
     "colour": "red",
 }
 

@@ -19,8 +19,9 @@ _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h
 _BANDWIDTH: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[kMGT]|[KMGT]i)(B|bit)/s\s*")
 _COMPRESS: Final = re.compile(r"auto|off|zstd:([1-9]|1\d|2[0-2])")
 _DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_STOP_SIGNALS: Final = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"}
 _NOTHING: Final[Mapping[str, object]] = {}
-_NO_SETTINGS: Final = frozenset({"RESILIENT_NODE_DIR"})
+_NO_SETTINGS: Final = frozenset({"RESILIENT_NODE_DIR", "RESILIENT_EXITS_DIR"})
 """What an agent tells its workers about their process."""
 
 
@@ -50,6 +51,15 @@ class Settings:
     compress: str = "auto"  # "off", "zstd:1" to "zstd:22", or "auto": where it makes saves durable sooner
     max_bandwidth: str | None = None  # of the uploads of one rank, such as "200MB/s"; None: no limit
     storage_options: Mapping[str, Any] = field(default_factory=dict)  # handed to the store
+    grace_s: float | None = None  # from a signal to the end by force; None: what the launcher gives, as far as known
+    stop_signals: str = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # those that ask for a stop; "none": they are the program's
+    stop_file: str | None = None  # a file that asks for a stop once somebody makes it
+    notices: str = "off"  # whose metadata service says that the machine goes: "aws", "gcp", "azure"
+    notices_url: str | None = None  # where that service is, if not where it usually is
+    tiers: tuple[str, ...] = ()  # of each node, nearest first: "memory", or directories on disks of the node
+    tier_every: str | int = "auto"  # how often a state goes to the tiers alone; like every
+    peer_copies: int = 0  # on how many other nodes there is a copy of what is in the first tier: 0 or 1
+    node_label: str | None = None  # of what fails together: a copy goes to a node with another label; None: the host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +73,20 @@ class Process:
     elastic_id: str | None = None  # torchelastic's id of the job, if it started this process
     master: str | None = None  # address and port of the rendezvous
     node_dir: str | None = None  # where the agent of this node and its workers talk: see `resilient.elastic.node`
+    error_file: str | None = None  # torchelastic's name for a file that is this worker's alone
+    exits_dir: str | None = None  # where the launcher wants to read how its workers ended
+    shutdown_timeout: str | None = None  # seconds that torchelastic gives after a signal, if the environment says so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What a scheduler says about the job that this process is part of; None where nobody says anything."""
+
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    local_task: int = 0  # which of the tasks that were started on this node
+    job: str | None = None  # the same on all nodes, and after a requeue
+    address: str | None = None  # under which the other nodes reach this one
 
 
 def read_settings(
@@ -109,12 +133,36 @@ def read_process(environ: Mapping[str, str] | None = None) -> Process:
         elastic_id=source.get("TORCHELASTIC_RUN_ID"),
         master=f"{address}:{port}" if address and port else None,
         node_dir=source.get("RESILIENT_NODE_DIR"),
+        error_file=source.get("TORCHELASTIC_ERROR_FILE"),
+        exits_dir=source.get("RESILIENT_EXITS_DIR"),
+        shutdown_timeout=source.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+    )
+
+
+def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster:
+    """Return what SLURM or a manifest for Kubernetes says about this job.
+
+    Raises:
+        UsageError: kind ``invalid-setting``, for what should be a number and is none.
+    """
+    source = os.environ if environ is None else environ
+    return Cluster(
+        nodes=_number(source, "SLURM_NNODES", 0) or None,
+        gpus_per_node=_number(source, "SLURM_GPUS_ON_NODE", 0) or None,
+        local_task=_number(source, "SLURM_LOCALID", 0),
+        job=source.get("SLURM_JOB_ID") or None,
+        address=source.get("POD_IP") or None,
     )
 
 
 def environment_with(**changes: str) -> dict[str, str]:
     """Return the environment for a process that this one starts."""
     return {**os.environ, **changes}
+
+
+def export(**changes: str) -> None:
+    """Set environment variables of this process, for those that it starts without saying with what: torchelastic."""
+    os.environ.update(changes)
 
 
 def parse_duration(value: object) -> float:
@@ -250,6 +298,48 @@ def _whole(value: object) -> int:
     return 0 if str(value).strip() == "0" else _count(value)
 
 
+def _grace(value: object) -> float | None:
+    return None if value is None or value == "auto" else _seconds(value)
+
+
+def _stop_signals(value: object) -> str:
+    names = [name.strip() for name in str(value).split(",")]
+    if not isinstance(value, str) or not (set(names) <= _STOP_SIGNALS or names == ["none"]):
+        raise ValueError(f'must be "none", or some of {", ".join(sorted(_STOP_SIGNALS))} with commas between')
+    return ",".join(names)
+
+
+def _notices(value: object) -> str:
+    if value not in ("off", "aws", "gcp", "azure"):
+        raise ValueError('must be "off", "aws", "gcp" or "azure"')
+    return str(value)
+
+
+def _text(value: object) -> str | None:
+    if value is not None and not (isinstance(value, str | os.PathLike) and os.fspath(value)):
+        raise ValueError("must be text")
+    return None if value is None else str(value)
+
+
+def _copies(value: object) -> int:
+    if isinstance(value, bool) or str(value).strip() not in ("0", "1"):
+        raise ValueError("must be 0 or 1")
+    return int(str(value))
+
+
+def _tiers(value: object) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) and value else value or ()
+    if not isinstance(names, list | tuple) or not all(
+        isinstance(name, str) and _is_tier(name.strip()) for name in names
+    ):
+        raise ValueError('must be a list of "memory" and absolute paths (in the environment: with commas between)')
+    return tuple(dict.fromkeys(name.strip() for name in names))
+
+
+def _is_tier(name: str) -> bool:
+    return name == "memory" or Path(name).expanduser().is_absolute()
+
+
 def _resume(value: object) -> str:
     if value not in ("auto", "required", "never"):
         raise ValueError('must be "auto", "required" or "never"')
@@ -285,6 +375,15 @@ def _parser(name: str) -> Callable[[object], object]:
         "max_unsaved": _max_unsaved,
         "max_demotions": _whole,
         "storage_options": _options,
+        "grace_s": _grace,
+        "stop_signals": _stop_signals,
+        "stop_file": _text,
+        "notices": _notices,
+        "notices_url": _text,
+        "tiers": _tiers,
+        "tier_every": _every,
+        "peer_copies": _copies,
+        "node_label": _text,
     }
     return special.get(name) or (_seconds if name.endswith("_s") else _count)
 

@@ -7,7 +7,7 @@ those that are newer than the newest at its start.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,14 +22,12 @@ from resilient.store.base import Store
 
 Kind = Literal["stop", "resize"]
 
-_KIND: Final = "request"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """``asked``: "stop", or "resize" to so many ``nodes``. ``launch``: of the newest claim at that time; "" if none."""
+    """``kind``: "stop", or "resize" to so many ``nodes``. ``launch``: of the newest claim at that time; "" if none."""
 
-    asked: Kind
+    kind: Kind
     nodes: int | None
     launch: str
     why: str
@@ -41,11 +39,11 @@ class Request:
         return self.launch == launch
 
 
-def ask(store: Store, kind: Kind, *, nodes: int | None = None, why: str, clock: Clock) -> tuple[int, Request]:
-    """Ask something of whoever trains here; return the request, and its number."""
+def ask(store: Store, kind: Kind, *, nodes: int | None = None, why: str, clock: Clock) -> Request:
+    """Ask something of whoever trains here."""
     claim = newest_claim(store)
     request = Request(
-        asked=kind,
+        kind=kind,
         nodes=nodes,
         launch=claim.launch if claim is not None else "",
         why=why,
@@ -55,7 +53,7 @@ def ask(store: Store, kind: Kind, *, nodes: int | None = None, why: str, clock: 
     number = _newest_number(store) + 1
     while not create_once(store, layout.request(number), _encode(request)):
         number += 1
-    return number, request
+    return request
 
 
 def newest_request(store: Store) -> tuple[int, Request | None]:
@@ -95,7 +93,7 @@ def _newest_number(store: Store) -> int:
 
 
 def _encode(request: Request) -> bytes:
-    return seal_json({"kind": _KIND, **asdict(request)})
+    return seal_json(asdict(request))
 
 
 def _read(store: Store, number: int) -> Request | None:
@@ -106,8 +104,6 @@ def _read(store: Store, number: int) -> Request | None:
     try:
         members: dict[str, Any] = unseal_json(data, key)
         members.pop("format")
-        if members.pop("kind", None) != _KIND:
-            return None
         return msgspec.convert(members, Request)
     except (CorruptError, msgspec.ValidationError):
         return None

@@ -14,6 +14,9 @@ import msgspec
 
 _ASKED: Final = "asked.json"
 _PARKED: Final = "parked-"
+_LISTENS: Final = "listens-"
+_JOB: Final = "job"
+_RESTARTING: Final = "restarting"
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,13 +47,24 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._looked = False
 
     def ask(self, asked: Asked) -> None:
         """Ask something of the workers; what was asked last is what holds."""
         self._write(_ASKED, msgspec.json.encode(asked))
 
     def asked(self) -> Asked | None:
-        """Return what is asked of the workers; None if nothing is. A look at a local file: often is fine."""
+        """Return what is asked of the workers; None if nothing is. A look at a local file: often is fine.
+
+        The first look of a process leaves a sign: an agent waits for workers that look, and not for such as never will.
+        """
+        if not self._looked:
+            self._looked = True
+            self._write(f"{_LISTENS}{os.getpid()}", b"")
+        return self.asked_last()
+
+    def asked_last(self) -> Asked | None:
+        """Return the same for the agent itself, which is none of those that have to listen."""
         try:
             return msgspec.json.decode((self.directory / _ASKED).read_bytes(), type=Asked)
         except FileNotFoundError:
@@ -65,10 +79,37 @@ class Node:
         found = [msgspec.json.decode(path.read_bytes(), type=Parked) for path in self.directory.glob(f"{_PARKED}*")]
         return sorted(found, key=lambda one: one.local_rank)
 
+    def listen(self) -> int:
+        """Return how many processes have ever looked at what is asked of them."""
+        return sum(1 for _ in self.directory.glob(f"{_LISTENS}*"))
+
+    def restart(self) -> None:
+        """Say that the workers are about to be ended, to be started anew; for the agent."""
+        self._write(_RESTARTING, b"")
+
+    def restarting(self) -> bool:
+        """Say whether the agent ends the workers to start them anew: then its SIGTERM is no preemption."""
+        return (self.directory / _RESTARTING).exists()
+
+    def name_job(self, job: str) -> None:
+        """Say which start of the job this is; for the agent."""
+        self._write(_JOB, job.encode())
+
+    def job(self) -> str | None:
+        """Return what names this start of the job on all its nodes and in all its restarts; None if nobody has said."""
+        try:
+            return (self.directory / _JOB).read_text()
+        except FileNotFoundError:
+            return None
+
     def clear(self) -> None:
-        """Forget what was said; for an agent that is about to start its workers."""
-        for path in [self.directory / _ASKED, *self.directory.glob(f"{_PARKED}*")]:
+        """Forget what was said, but not the name of the job; for an agent that is about to start its workers."""
+        said = (
+            path for kind in (_ASKED, _RESTARTING, f"{_PARKED}*", f"{_LISTENS}*") for path in self.directory.glob(kind)
+        )
+        for path in said:
             path.unlink(missing_ok=True)
+        self._looked = False
 
     def _write(self, name: str, content: bytes) -> None:
         # The file of another process that writes the same name must not be the one that is renamed; the name must not

@@ -10,9 +10,11 @@ GENERATIONS = "generations/"
 STEPS = "steps/"
 DATA = "data/"
 CONTROL = "control/"
+REQUESTS = "control/requests/"
 
 _ATTEMPT = re.compile(r"steps/(\d{12})/g(\d{8})-([0-9a-f]{16})/(.*)", re.DOTALL)
 _CLAIM = re.compile(r"generations/(\d{8})\.json")
+_REQUEST = re.compile(r"control/requests/(\d{8})\.json")
 _DATA = re.compile(r"data/[0-9a-f]{2}/g(\d{8})-([0-9a-f]{16})/(\d{12})-(\d{6})-(\d+)")
 
 
@@ -87,6 +89,16 @@ def newest(generation: int) -> str:
 
 def heartbeat(launch: str) -> str:
     return f"control/launch-{launch}"
+
+
+def request(number: int) -> str:
+    return f"{REQUESTS}{number:08d}.json"
+
+
+def parse_request(key: str) -> int | None:
+    """Return the number of the request that a key is."""
+    found = _REQUEST.fullmatch(key)
+    return int(found[1]) if found else None
 
 
 def parse_claim(key: str) -> int | None:
