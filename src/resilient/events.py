@@ -109,6 +109,53 @@ class Restored(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredFromTiers(Event):
+    """Where the bytes of a restore came from.
+
+    ``sources``: bytes that all ranks together read, by the name of the tier or the URL of the store. ``shards``: for
+    this rank, each data object with its source and the bytes that were read of it.
+    """
+
+    step: int
+    sources: tuple[tuple[str, int], ...]
+    shards: tuple[tuple[str, str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiersFinished(Event):
+    """A state that was complete in the tiers of the nodes is committed now; ``nbytes`` were copied to the store."""
+
+    step: int
+    nbytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiered(Event):
+    """This rank's part of a state is in these tiers of its node; training was held up for ``stall_s``."""
+
+    step: int
+    nbytes: int
+    cpu_s: float
+    duration_s: float
+    stall_s: float
+    tiers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtStake(Event):
+    """What would be lost now: the steps since ``process_step`` with a process, those since ``node_step`` with a node.
+
+    ``None``: all of them. The sources say where the state of that step is.
+    """
+
+    process_step: int | None
+    process_source: str
+    node_step: int | None
+    node_source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FellBack(Event):
     """A newer checkpoint was not usable; an older one is taken."""
 
@@ -142,6 +189,32 @@ class Refused(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned(Event):
     steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked(Event):
+    """This rank was asked to ``stop``, or to make way for another number of nodes (``resize``); all ranks will.
+
+    ``within_s``: so soon after that, somebody ends a process by force; None if nobody does.
+    """
+
+    kind: str
+    why: str
+    within_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped(Event):
+    """All ranks have stopped after ``step``, because of ``why``; ``error``: why that step is not saved, if it is not.
+
+    ``newest``: the newest committed step, None if there is none.
+    """
+
+    step: int
+    kind: str
+    why: str
+    error: str | None
+    newest: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ STOPPED_AT, WORKS_AT, TOTAL = 2, 5, 8
 def test_a_writer_that_stands_still_is_replaced_and_costs_the_save_in_hand_alone(
     why: str, numel: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resilient.engine.saver._TAKE_S", 2.0 if "order" in why else 60.0)
-    monkeypatch.setattr("resilient.engine.saver._GRACE_S", 1.0)
+    monkeypatch.setattr("resilient.engine.patience._TAKE_S", 2.0 if "order" in why else 60.0)
+    monkeypatch.setattr("resilient.engine.patience._GRACE_S", 1.0)
     events: list[Event] = []
     steps_meanwhile = 0
     others = set(writers_of(os.getpid()))

@@ -18,7 +18,7 @@ from resilient.engine.peers import Peers
 from resilient.events import Bus, Notice
 from resilient.format.layout import Attempt
 from resilient.store.base import Store
-from resilient.writer.presence import InFlight, in_flight
+from resilient.writer.presence import TIERING, InFlight, in_flight
 
 _POLL_S: Final = 0.05
 
@@ -51,7 +51,7 @@ def await_leftovers(
         clock: measures it.
     """
     deadline = Deadline(clock, timeout_s)
-    mine = [_Held(each.step, each.generation, each.nonce, each.rank, each.world_size) for each in in_flight(run_id)]
+    mine = [_Held(each.step, each.generation, each.nonce, each.rank, each.world_size) for each in _saves(run_id)]
     earlier = [each for each in mine if each.generation < generation]
     answers = peers.gather(peers.numbered("leftovers"), msgspec.msgpack.encode(earlier), timeout_s)
     if peers.rank != 0:
@@ -75,12 +75,17 @@ def _is_hopeful(store: Store, attempt: Attempt, parts: Sequence[_Held]) -> bool:
 
 def _await_commit(store: Store, run_id: str, attempt: Attempt, deadline: Deadline, clock: Clock) -> None:
     """Wait for a COMMIT; no longer than writers of this host hold the attempt, if they are the ones that held it."""
-    local = _is_here(in_flight(run_id), attempt)
+    local = _is_here(_saves(run_id), attempt)
     while not deadline.expired:
-        still_here = _is_here(in_flight(run_id), attempt)
+        still_here = _is_here(_saves(run_id), attempt)
         if read_commit(store, attempt) is not None or (local and not still_here):
             return
         clock.sleep(_POLL_S)
+
+
+def _saves(run_id: str) -> list[InFlight]:
+    """Return what will be committed; what goes to the tiers of this node alone will not."""
+    return [each for each in in_flight(run_id) if each.phase != TIERING]
 
 
 def _is_here(writers: Sequence[InFlight], attempt: Attempt) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -17,50 +16,32 @@ from resilient.engine.callbacks import Callbacks
 from resilient.engine.freshness import Freshness
 from resilient.engine.handle import SaveHandle
 from resilient.engine.host_memory import available_nbytes
+from resilient.engine.patience import Patience
 from resilient.engine.peers import Peers
-from resilient.engine.save_settings import SaveSettings
+from resilient.engine.save_settings import SaveSettings, opening
+from resilient.engine.saving import STORE, TIERS, Saving, still_in_flight, values_of
 from resilient.engine.stage import Stager, Staging, copying_threads
 from resilient.engine.structures import Planned, Structures
+from resilient.engine.tiers.near import Near
 from resilient.engine.writers import Writers
-from resilient.errors import ConflictError, ErrorKind, PeerError, ResilientError, StoreError, UsageError
-from resilient.events import Bus, Notice, Pruned, SaveCommitted, SaveFailed, SavePersisted, SaveStaged, SaveStarted
-from resilient.format.documents import Claim, Value
+from resilient.errors import ConflictError, ErrorKind, PeerError, ResilientError, UsageError
+from resilient.events import (
+    Bus,
+    Notice,
+    Pruned,
+    SaveCommitted,
+    SaveFailed,
+    SavePersisted,
+    SaveStaged,
+    SaveStarted,
+)
+from resilient.format.documents import Claim
 from resilient.state.leaves import Captured
 from resilient.store.base import Store
 from resilient.writer import messages
 from resilient.writer.slot import Slot
 
 _WATCH_S: Final = 0.1
-_TAKE_S: Final = 60.0
-"""How long the writer may not say that it has taken an order, which needs no work, before it counts as hanging."""
-_GRACE_S: Final = 30.0
-"""How much longer than a save may take the writer may be silent, before it counts as hanging."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Saving:
-    """A save that is not over. ``writer``: the number of the one that has it, or is just being told."""
-
-    handle: SaveHandle
-    reason: str
-    slot: Slot
-    planned: Planned
-    values: tuple[Value, ...]
-    metrics: dict[str, float]
-    trained: tuple[int, ...]
-    staging: Staging
-    started_s: float
-    writer: int | None = None
-    ordered_s: float | None = None
-    ended: bool = False
-
-    def give(self, writer: int, now_s: float) -> None:
-        """Take note of which writer is just being told."""
-        self.writer, self.ordered_s = writer, now_s
-
-    @property
-    def step(self) -> int:
-        return self.handle.step
 
 
 class Saver:
@@ -103,8 +84,8 @@ class Saver:
         )
         self._stager = Stager(threads=copying_threads(settings.local_ranks), clock=clock)
         self._tried: set[int] = set()
-        self._in_flight: dict[int, _Saving] = {}
-        self._silence = self._patience()
+        self._in_flight: dict[int, Saving] = {}
+        self._patience = Patience(settings.commit_timeout_s, clock)
         self._abandoned: set[int] = set()
         self._changed = threading.Condition()
         self._callbacks = Callbacks()
@@ -115,19 +96,9 @@ class Saver:
         self.last_error: BaseException | None = None
         self.stall_s = 0.0
         self.persist_s = 0.0
-        opened = messages.Open(
-            url=store.url,
-            options={},  # what the store was opened with is for `Writers` to find out
-            run_id=run_id,
-            rank=peers.rank,
-            world_size=peers.world_size,
-            generation=claim.generation,
-            nonce=claim.nonce,
-            commit_timeout_s=settings.commit_timeout_s,
-            keep=settings.keep,
-            compress=settings.compress,
-            max_bandwidth=settings.max_bandwidth,
-        )
+        self.reserved_nbytes = 0  # of what this rank stores
+        self.near = Near(claim, peers, settings, let_go=self._let_go, bus=bus, clock=clock)
+        opened = opening(store, claim, peers, settings, run_id=run_id)
         self._writers = Writers(store, opened, self._arena.slots, self._heard, notice=self._notice, clock=clock)
         self._thread.start()
 
@@ -150,7 +121,9 @@ class Saver:
         Raises:
             StoreError: kind ``no-space``: there is not enough of it.
         """
-        self._arena.prepare(self._structures.plan(captured).placement.nbytes + more_nbytes)
+        placement = self._structures.plan(captured).placement
+        self.reserved_nbytes = placement.stored_nbytes + more_nbytes
+        self._arena.prepare(placement.nbytes + more_nbytes)
 
     def anticipate(self, captured: Captured, *, overlapped: Collection[int]) -> None:
         """Prepare, in the background, for saves of states of this structure; return at once.
@@ -204,45 +177,62 @@ class Saver:
         slot = self._free_slot()
         if slot is None:
             # Staging now would put two steps into one checkpoint.
-            return self.refuse(step, _still_in_flight(self._settings.commit_timeout_s))
+            return self.refuse(step, still_in_flight(self._settings.commit_timeout_s))
         self._tried.add(step)
         handle = SaveHandle(step, call=self._callbacks.call)
         try:
-            planned = self._structures.plan(captured)
-            self._arena.fit(slot, planned.placement.nbytes)
-            staging = self._stager.stage(
-                captured,
-                planned.placement,
-                slot,
-                generation=self._claim.generation,
-                step=step,
-                overlapped=overlapped,
-            )
+            planned, staging = self._stage(step, captured, slot, overlapped)
         except BaseException as error:  # boundary: whatever a copy raises fails this save, not the training
             self._arena.release(slot)
             self._failed(handle, error, persisted=False)
             if not isinstance(error, Exception):
                 raise  # a signal that came meanwhile is the program's
             return handle
-        saving = _Saving(
-            handle=handle,
-            reason=reason,
-            slot=slot,
-            planned=planned,
-            values=tuple(Value(leaf.item, leaf.name, leaf.path, leaf.data, leaf.rank) for leaf in captured.values),
-            metrics=dict(metrics or {}),
-            trained=trained,
-            staging=staging,
-            started_s=started_s,
-        )
+        saving = self._saving(handle, captured, planned, staging, started_s, slot=slot, stores=True)
+        saving.reason, saving.metrics, saving.trained = reason, dict(metrics or {}), trained
         with self._changed:
             self._in_flight[step] = saving
+            self.near.track(saving, self._arena.slots.index(saving.slot))
         self.stall_s = self._clock.monotonic() - started_s
         nbytes = planned.placement.stored_nbytes
         self._bus.emit(SaveStarted(rank=self._rank, step=step, reason=reason, nbytes=nbytes, stall_s=self.stall_s))
         watch(staging)
         self._jobs.put(lambda: self._hand_over(saving))
         return handle
+
+    def keep_near(
+        self,
+        step: int,
+        captured: Captured,
+        *,
+        overlapped: Collection[int] = (),
+        watch: Callable[[Staging], object] = lambda _: None,
+    ) -> bool:
+        """Stage a state for the tiers of this node alone; say whether that was begun.
+
+        Not where no slot is free, or the tiers are busy: nobody waits. What fails is told, and is no failed save.
+        """
+        if self.near.busy or os.getpid() != self._process:
+            return False
+        slot = self._arena.free_slot()
+        if slot is None:
+            return False
+        started_s = self._clock.monotonic()
+        try:
+            planned, staging = self._stage(step, captured, slot, overlapped)
+        except BaseException as error:  # boundary: whatever a copy raises costs this state, not the training
+            self._arena.release(slot)
+            self.near.tell(str(error))
+            if not isinstance(error, Exception):
+                raise
+            return False
+        saving = self._saving(SaveHandle(step), captured, planned, staging, started_s, slot=slot, stores=False)
+        with self._changed:
+            self.near.track(saving, self._arena.slots.index(saving.slot))
+        self.near.stall_s = self._clock.monotonic() - started_s
+        watch(staging)
+        self._jobs.put(lambda: self._hand_over(saving))
+        return True
 
     def refuse(self, step: int, error: Exception) -> SaveHandle:
         """Record that this rank cannot even begin to save a step, as a failed save like any other."""
@@ -267,10 +257,47 @@ class Saver:
         closed = self._writers.close(deadline.remaining_s)
         if not self._callbacks.close(deadline.remaining_s):
             self._notice("a callback of a save has not returned; nobody waits for it any longer")
+        self.near.close()
         if drained and closed:
             self._stager.close()
             self._arena.close()
         return drained and closed
+
+    def _stage(self, step: int, captured: Captured, slot: Slot, overlapped: Collection[int]) -> tuple[Planned, Staging]:
+        planned = self._structures.plan(captured)
+        self._arena.fit(slot, planned.placement.nbytes)
+        staging = self._stager.stage(
+            captured,
+            planned.placement,
+            slot,
+            generation=self._claim.generation,
+            step=step,
+            overlapped=overlapped,
+        )
+        return planned, staging
+
+    def _saving(
+        self,
+        handle: SaveHandle,
+        captured: Captured,
+        planned: Planned,
+        staging: Staging,
+        started_s: float,
+        *,
+        slot: Slot,
+        stores: bool,
+    ) -> Saving:
+        wanted = {STORE} if stores else set()
+        return Saving(
+            handle=handle,
+            slot=slot,
+            planned=planned,
+            values=values_of(captured),
+            staging=staging,
+            started_s=started_s,
+            stores=stores,
+            needed_by=wanted | ({TIERS} if self._settings.tiers else set()),
+        )
 
     def _free_slot(self) -> Slot | None:
         with self._changed:
@@ -300,7 +327,7 @@ class Saver:
         except Exception as error:  # noqa: BLE001 -- boundary: if it matters, the first save fails with it
             self._notice(f"the first save will take longer, it could not be prepared: {error}")
 
-    def _hand_over(self, saving: _Saving) -> None:
+    def _hand_over(self, saving: Saving) -> None:
         try:
             sequence = saving.staging.done.result(self._settings.commit_timeout_s).sequence
             structure = self._structures.settle(saving.planned, topic=str(saving.step))
@@ -313,12 +340,20 @@ class Saver:
                 values=saving.values,
                 metrics=saving.metrics,
                 trained=self._freshness.numbers(structure, saving.planned.tensors, saving.trained),
+                stores=saving.stores,
+                tiers=TIERS in saving.needed_by,
+                complete=None if self.near.complete is None else self.near.complete.newest(),
+                copy_to=None if self.near.partners is None else self.near.partners.address(),
             )
             if len(self._in_flight) == 1:
-                self._silence = self._patience()
+                self._patience.begin()
             self._writers.order(structure, order, by=lambda writer: saving.give(writer, self._clock.monotonic()))
         except BaseException as error:  # noqa: BLE001 -- thread main: the handle carries it to whoever waits
-            self._over(saving, error, persisted=False)
+            self.near.over(saving)
+            if saving.stores:
+                self._over(saving, error, persisted=False)
+            else:
+                self.near.tell(str(error))
 
     def _watch(self) -> None:
         """Look whether another rank has given up, or the writer hangs."""
@@ -327,30 +362,37 @@ class Saver:
             if failure is not None and saving.step not in self._abandoned:
                 self._abandoned.add(saving.step)
                 self._writers.abandon(saving.step, failure)
-        if not self._in_flight:
-            return
-        if self._silence.expired:
-            self._replace(f"has said nothing for {self._silence.timeout_s:g} s")
-        elif any(self._is_ignored(saving) for saving in list(self._in_flight.values())):
-            self._replace(f"has not taken an order within {_TAKE_S:g} s")
-
-    def _is_ignored(self, saving: _Saving) -> bool:
-        ordered_s, taken = saving.ordered_s, saving.handle.staged.done()
-        return ordered_s is not None and not taken and self._clock.monotonic() - ordered_s > _TAKE_S
-
-    def _replace(self, why: str) -> None:
-        """End a writer that hangs: what it has in hand fails, and the next save goes to a new one."""
-        self._silence = self._patience()
-        self._notice(f"the writer {why}, and is replaced")
-        self._writers.kill()
-
-    def _patience(self) -> Deadline:
-        return Deadline(self._clock, self._settings.commit_timeout_s + _GRACE_S)
+        why = self._patience.at_an_end(list(self._in_flight.values())) if self._in_flight else None
+        if why is not None:
+            # What it has in hand fails, and the next save goes to a new one.
+            self._patience.begin()
+            self._notice(f"the writer {why}, and is replaced")
+            self._writers.kill()
 
     # --- what the writer says, on the thread of the link --------------------------------------------------------------
 
     def _heard(self, writer: int, answer: messages.Answer) -> None:
-        self._silence = self._patience()
+        if not isinstance(answer, messages.Tiered):  # which says nothing of a save that hangs
+            self._patience.begin()
+        match answer:
+            case messages.Tiered():
+                self.near.tiered(answer, stall_s=self.stall_s)
+            case messages.Pruned():
+                self._bus.emit(Pruned(rank=self._rank, steps=answer.steps))
+            case messages.Noticed():
+                self._notice(answer.message)
+            case messages.Died():
+                self._died(writer, answer.why)
+            case messages.Copied():
+                self.near.copied(answer)
+            case messages.Ready():
+                self.near.listens(answer)
+            case _:
+                self._heard_of_save(answer)
+
+    def _heard_of_save(
+        self, answer: messages.Taken | messages.Persisted | messages.Committed | messages.Failed
+    ) -> None:
         match answer:
             case messages.Taken():
                 self._taken(answer.step)
@@ -362,18 +404,10 @@ class Saver:
                 saving = self._in_flight.get(answer.step)
                 if saving is not None:
                     self._over(saving, answer.error.error(), persisted=answer.persisted)
-            case messages.Pruned():
-                self._bus.emit(Pruned(rank=self._rank, steps=answer.steps))
-            case messages.Noticed():
-                self._notice(answer.message)
-            case messages.Died():
-                self._died(writer, answer.why)
-            case messages.Ready():
-                return
 
     def _taken(self, step: int) -> None:
         saving = self._in_flight.get(step)
-        if saving is not None and not saving.handle.staged.done():
+        if saving is not None and saving.ordered_s is not None and not saving.handle.staged.done():
             duration_s = self._clock.monotonic() - saving.started_s
             self._bus.emit(SaveStaged(rank=self._rank, step=step, duration_s=duration_s))
             saving.handle.staged.set_result(None)
@@ -393,9 +427,7 @@ class Saver:
                 duration_s=self.persist_s,
             )
         )
-        with self._changed:
-            self._arena.release(saving.slot)
-            self._changed.notify_all()
+        self._let_go(saving, STORE)
         trained, changed = bool(saving.trained), answer.changed
         self._jobs.put(lambda: self._freshness.look(answer.step, trained=trained, changed=changed))
         saving.handle.persisted.set_result(None)
@@ -412,7 +444,17 @@ class Saver:
         saving.handle.committed.set_result(answer.step)
         self._forget(saving)
 
+    def _let_go(self, saving: Saving, who: str) -> None:
+        """Free a slot when nobody needs it any more."""
+        with self._changed:
+            if saving.needed_by:
+                saving.needed_by.discard(who)
+                if not saving.needed_by:
+                    self._arena.release(saving.slot)
+                    self._changed.notify_all()
+
     def _died(self, writer: int, why: str) -> None:
+        self.near.died(writer)
         had = [saving for saving in self._in_flight.values() if saving.writer == writer]
         if not had:
             self._notice(f"{why}; it had nothing in hand, and the next save goes to a new one")
@@ -427,18 +469,18 @@ class Saver:
 
     # --- the end of a save --------------------------------------------------------------------------------------------
 
-    def _over(self, saving: _Saving, error: BaseException, *, persisted: bool) -> None:
+    def _over(self, saving: Saving, error: BaseException, *, persisted: bool) -> None:
         """End a save that has failed; what ends it first counts."""
         with self._changed:
             if saving.ended:
                 return
             saving.ended = True
         if not persisted:
-            self._arena.release(saving.slot)
+            self._let_go(saving, STORE)
         self._failed(saving.handle, error, persisted=persisted)
         self._forget(saving)
 
-    def _forget(self, saving: _Saving) -> None:
+    def _forget(self, saving: Saving) -> None:
         with self._changed:
             self._in_flight.pop(saving.step, None)
             self._abandoned.discard(saving.step)
@@ -456,11 +498,3 @@ class Saver:
 
     def _notice(self, message: str) -> None:
         self._bus.emit(Notice(rank=self._rank, message=message))
-
-
-def _still_in_flight(timeout_s: float) -> StoreError:
-    return StoreError(
-        f"the save before is still not over after {timeout_s:g} s",
-        kind=ErrorKind.SAVE_FAILED,
-        hint="the store is slower than the saves: save less often, or look at the store",
-    )

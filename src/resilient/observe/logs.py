@@ -66,8 +66,10 @@ def _describe(event: events.Event) -> tuple[int, str]:
             return logging.WARNING, _describe_judgement(event)
         case events.SaveCommitted() | events.SaveFailed() | events.SaveSkipped() | events.StateUnchanged():
             return _describe_save(event)
-        case events.Notice():
-            return logging.INFO, event.message
+        case events.StopAsked() | events.Stopped():
+            return _describe_stop(event)
+        case events.Notice() | events.RestoredFromTiers() | events.TiersFinished() | events.AtStake():
+            return logging.INFO, _describe_news(event)
         case _:
             return logging.DEBUG, str(event)
 
@@ -102,6 +104,41 @@ def _describe_start(event: events.GenerationStarted | events.Restored | events.F
             return logging.INFO, f"restored step {event.step}, saved by {_ranks(event.saved_world_size)}: {what}"
         case events.FellBack():
             return logging.WARNING, f"step {event.step} is not usable, taking an older one: {event.why}"
+
+
+def _describe_stop(event: events.StopAsked | events.Stopped) -> tuple[int, str]:
+    match event:
+        case events.StopAsked():
+            within = "" if event.within_s is None else f" ({event.within_s:g} s are left)"
+            return logging.INFO, f"{event.why}: all ranks stop at the next step that none has passed{within}"
+        case events.Stopped(error=None):
+            end = "the workers make way" if event.kind == "resize" else "start it again to go on"
+            return logging.INFO, f"stopped at step {event.step} by {event.why}: saved; {end}"
+        case events.Stopped():
+            newest = "nothing is saved" if event.newest is None else f"the newest committed step is {event.newest}"
+            return logging.WARNING, f"stopped at step {event.step} by {event.why}: not saved ({event.error}); {newest}"
+
+
+def _describe_news(
+    event: events.Notice | events.RestoredFromTiers | events.TiersFinished | events.AtStake,
+) -> str:
+    match event:
+        case events.Notice():
+            return event.message
+        case events.RestoredFromTiers():
+            total = sum(nbytes for _, nbytes in event.sources) or 1
+            parts = ", ".join(f"{100 * nbytes / total:.0f} % from {source}" for source, nbytes in event.sources)
+            return f"restored step {event.step}: {parts or 'nothing was read'}"
+        case events.TiersFinished():
+            what = f"{_size(event.nbytes)} copied to the store in {event.duration_s:.1f} s"
+            return f"step {event.step} was complete in the tiers of the nodes, and is committed now ({what})"
+        case events.AtStake():
+            process = _since(event.process_step, event.process_source)
+            return f"a lost process costs {process} now, a lost node {_since(event.node_step, event.node_source)}"
+
+
+def _since(step: int | None, source: str) -> str:
+    return "all steps" if step is None else f"the steps since {step} ({source})"
 
 
 def _describe_judgement(event: events.Demoted | events.Reinstated | events.Refused) -> str:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import torch
@@ -19,13 +20,15 @@ from resilient.catalog.process import host, started
 from resilient.catalog.run_info import open_run
 from resilient.clock import Clock
 from resilient.config import Process, Settings
+from resilient.elastic.node import Node
 from resilient.engine.key_values import TorchValues
 from resilient.engine.leftovers import await_leftovers
 from resilient.engine.meeting import meet
 from resilient.engine.peers import Peers
 from resilient.engine.same_place import check_same_place
 from resilient.engine.tiers.places import NO_TIERS, NodeTiers, open_tiers
-from resilient.events import Bus
+from resilient.errors import PeerError
+from resilient.events import Bus, GenerationStarted
 from resilient.format.digest import digest
 from resilient.format.documents import Claim, decode_document, encode_document
 from resilient.run.stopped import Stopped
@@ -129,10 +132,37 @@ def opened(store: Store, process: Process, settings: Settings, *, bus: Bus, cloc
             heartbeat.close()
 
 
+def generation_started(opened: Opened, resumed_step: int | None) -> GenerationStarted:
+    """Return what is told of a generation that has restored what it continues from."""
+    return GenerationStarted(
+        rank=opened.peers.rank,
+        url=opened.store.url,
+        generation=opened.claim.generation,
+        world_size=opened.peers.world_size,
+        resumed_step=resumed_step,
+    )
+
+
+def take_leave(opened: Opened, timeout_s: float) -> str | None:
+    """Wait until no rank needs the others any more: one of them keeps the store through which they talk.
+
+    Returns:
+        Who has not come in time, in words; None if all have.
+    """
+    try:
+        opened.peers.gather(f"end/{opened.claim.generation}-{opened.claim.nonce}", b"", timeout_s)
+    except PeerError as error:
+        return f"not every rank has come to the end: {error}"
+    return None
+
+
 def _launch_id(process: Process) -> str:
     """Name this start of the job: the same when torchelastic restarts the workers, another one at a new start."""
     if process.elastic_id is None:
         return uuid.uuid4().hex
+    job = None if process.node_dir is None else Node(Path(process.node_dir)).job()
+    if job is not None:
+        return job  # the same on all nodes: any of them may have rank 0 in the next round
     # A user may give every start the same id. The agent, which outlives its workers, is the parent of this process.
     agent = os.getppid()
     return digest(f"{process.elastic_id} {host()} {agent} {started(agent)}".encode()).hex()

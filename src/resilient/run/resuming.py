@@ -15,6 +15,7 @@ from resilient.errors import ResilientError
 from resilient.events import Bus, Event, RestoreStarted
 from resilient.format.documents import Outcome
 from resilient.run.failures import cause_of, fingerprint, first_cause
+from resilient.run.nearest import Nearest
 from resilient.run.opening import Opened
 
 _TELL_S: Final = 10.0
@@ -39,9 +40,12 @@ class Resuming:
             self._judge()
         self._begun = True
         unsubscribe = self._bus.subscribe(self._note)
+        nearest = Nearest(opened, settings, bus=self._bus, clock=self._clock)
+        if settings.resume != "never":
+            nearest.finish()
         try:
-            return restore(
-                opened.store,
+            restored = restore(
+                nearest.store,
                 items,
                 opened.peers,
                 resume=settings.resume,  # type: ignore[arg-type]  # config has checked which text it is
@@ -52,6 +56,8 @@ class Resuming:
             )
         finally:
             unsubscribe()
+        nearest.tell(restored)
+        return restored
 
     def tell(self, error: BaseException, *, step: int) -> None:
         """Leave word of the failure that ends this life, if it is one; wait for a store that is away only so long."""

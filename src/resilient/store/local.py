@@ -35,7 +35,7 @@ class LocalStore:
 
     What has returned survives a power cut: a file is written under a temporary name, synced, published by ``rename`` or
     ``link``, and its directory is synced, as is the parent of every directory on the way that this instance has not
-    synced before.
+    synced before. Not if the place is ``volatile``, a file system in memory: there it only survives the process.
     """
 
     capabilities = Capabilities(
@@ -46,8 +46,9 @@ class LocalStore:
         unit_nbytes=UNIT_NBYTES,
     )
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, volatile: bool = False) -> None:
         self._root = Path(root).expanduser().absolute()  # absolute: a later chdir must not move the place
+        self._volatile = volatile
         # Single operations on these sets are atomic; a lost race costs one more sync, or leaves an empty directory.
         self._durable: set[Path] = set()
         self._made: set[Path] = set()
@@ -70,7 +71,7 @@ class LocalStore:
             except OSError:
                 _unlink(temporary)
                 raise
-            _sync_folder(path.parent)
+            self._sync(path.parent)
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)
@@ -90,7 +91,7 @@ class LocalStore:
                 ours = True
             finally:
                 _unlink(temporary)
-            _sync_folder(path.parent)
+            self._sync(path.parent)
             return ours
 
     def get(self, key: str) -> bytes:
@@ -143,7 +144,7 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError):
                 return
             with suppress(FileNotFoundError):  # another thread removed the directory, and the object's name with it
-                _sync_folder(path.parent)
+                self._sync(path.parent)
             self._tidy(path.parent)
 
     def sweep(self, before: datetime) -> int:
@@ -177,9 +178,11 @@ class LocalStore:
         temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
         file = self._open_new(temporary)
         try:
-            if sum(view.nbytes for view in views) < LEAST_NBYTES or not write_directly(file, views):
+            cached = self._volatile or sum(view.nbytes for view in views) < LEAST_NBYTES
+            if cached or not write_directly(file, views):
                 _write(file, views)
-            os.fsync(file)
+            if not self._volatile:
+                os.fsync(file)
         except BaseException:
             _unlink(temporary)
             raise
@@ -216,8 +219,12 @@ class LocalStore:
                 if not stat.S_ISDIR(each.stat().st_mode):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(each)) from None
             with suppress(PermissionError):  # a parent that we may pass but not read, above the place
-                _sync_folder(each.parent)
+                self._sync(each.parent)
             self._durable.add(each)
+
+    def _sync(self, folder: Path) -> None:
+        if not self._volatile:
+            _sync_folder(folder)
 
     def _tidy(self, folder: Path) -> None:
         """Remove directories that are empty now, of those that this instance made."""

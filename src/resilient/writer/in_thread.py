@@ -16,6 +16,7 @@ from resilient.writer.link import tell
 from resilient.writer.messages import Abandon, Answer, Close, Died, Open, Order, Save, Structure
 from resilient.writer.serving import Serving
 from resilient.writer.slot import Slot
+from resilient.writer.tiering import Tiering
 from resilient.writer.worker import Worker
 
 
@@ -45,7 +46,8 @@ class ThreadWriter:
         self._over = threading.Event()
         self._answers: SimpleQueue[Answer | None] = SimpleQueue()
         worker = Worker(store, opened, slots, self._answers.put, clock=clock)
-        self._serving = Serving(worker, self._answers.put)
+        tiering = Tiering(opened, slots, clock=clock) if opened.tiers else None
+        self._serving = Serving(worker, self._answers.put, tiering=tiering)
         # Daemons: one that hangs must not keep the program from ending. `_close_all` waits for all others.
         self._threads = [
             threading.Thread(target=self._work, name=f"resilient-writer-{opened.rank}", daemon=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -10,6 +10,33 @@ from resilient import errors
 from resilient.errors import ErrorKind, ResilientError, StoreError
 from resilient.format.documents import Item, Tensor, Value
 from resilient.policy.keep import Keep
+
+MEMORY: Final = "memory"
+"""The tier that is the host's memory."""
+
+
+class Tier(msgspec.Struct, frozen=True, kw_only=True):
+    """A place of this node that holds the newest states beside the store.
+
+    ``name`` is what people read: ``memory``, or the directory that they gave. ``path`` is the directory there that is
+    this node's and this run's own.
+    """
+
+    name: str
+    path: str
+
+    @property
+    def volatile(self) -> bool:
+        """Whether it is memory."""
+        return self.name == MEMORY
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the writer of another node takes copies, and the word that shows that they are from this job."""
+
+    host: str
+    port: int
+    token: str
 
 
 class Open(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -26,6 +53,8 @@ class Open(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     keep: Keep | None = None  # what retention leaves (rank 0 applies it); None deletes nothing
     compress: str = "auto"
     max_bandwidth: float | None = None  # bytes per second to the store
+    tiers: tuple[Tier, ...] = ()  # of this node, nearest first
+    copies: bool = False  # to and from another node
 
 
 class Structure(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -53,7 +82,9 @@ class Structure(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class Save(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A state is staged: make it durable and commit it. ``sequence`` is what the slot's stamp says.
 
-    ``trained``: which tensors of the structure should have changed since the save before.
+    ``trained``: which tensors of the structure should have changed since the save before. ``stores`` and ``tiers``:
+    whether the state goes to the store, and to the tiers of the node. ``complete``: the newest step that all ranks have
+    in their tiers; what is older there may go. ``copy_to``: the node that gets a copy of what goes to the tiers.
     """
 
     structure: int
@@ -64,6 +95,10 @@ class Save(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     values: tuple[Value, ...]
     metrics: dict[str, float] = {}
     trained: tuple[int, ...] = ()
+    stores: bool = True
+    tiers: bool = False
+    complete: int | None = None
+    copy_to: Address | None = None
 
 
 class Abandon(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -81,9 +116,11 @@ Order: TypeAlias = Open | Structure | Save | Abandon | Close
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """The writer has opened the store and mapped the slots."""
+    """The writer has opened the store and mapped the slots; at ``port`` it takes copies, with that word."""
 
     pid: int
+    port: int = 0
+    token: str = ""
 
 
 class Taken(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -126,6 +163,29 @@ class Pruned(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     steps: tuple[int, ...]
 
 
+class Tiered(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """What became of a state in the tiers of the node, which need the slot no longer.
+
+    ``written``: the names of those that hold it now; ``faults`` says what is wrong with the others.
+    """
+
+    step: int
+    slot: int
+    nbytes: int
+    cpu_s: float
+    written: tuple[str, ...]
+    faults: tuple[str, ...] = ()
+
+
+class Copied(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """What became of the copy on another node; ``fault``: why there is none."""
+
+    step: int
+    nbytes: int
+    duration_s: float
+    fault: str = ""
+
+
 class Noticed(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Something that a person should know."""
 
@@ -138,7 +198,7 @@ class Died(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     why: str
 
 
-Answer: TypeAlias = Ready | Taken | Persisted | Committed | Failed | Pruned | Noticed | Died
+Answer: TypeAlias = Ready | Taken | Persisted | Committed | Failed | Pruned | Tiered | Copied | Noticed | Died
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,11 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from resilient.clock import SYSTEM_CLOCK
 from resilient.store.open import open_store
+from resilient.writer.copying import Receiving
 from resilient.writer.messages import Answer, Close, Noticed, Open, Ready, Save, Taken
 from resilient.writer.presence import Presence
 from resilient.writer.serving import Serving
 from resilient.writer.slot import Slot
+from resilient.writer.tiering import Tiering, open_tier
 from resilient.writer.wire import ORDERS, Wire
 from resilient.writer.worker import Worker
 
@@ -57,18 +60,29 @@ class _Life:
         self._wire = wire
         self._store = open_store(opened.url, storage_options=opened.options)
         self._worker = Worker(self._store, opened, slots, self._say)
-        self._serving = Serving(self._worker, self._say)
+        tiering = Tiering(opened, slots, say=self._say, clock=SYSTEM_CLOCK) if opened.tiers else None
+        self._serving = Serving(self._worker, self._say, tiering=tiering)
         self._presence: Presence | None = None
         try:
             self._presence = Presence(opened)
         except OSError as error:
             self._unseen(error)
+        self._receiving: Receiving | None = None
+        if opened.tiers and opened.copies:
+            try:
+                self._receiving = Receiving(open_tier(opened.tiers[0]))
+            except OSError as error:
+                self._say(Noticed(message=f"no copies of other nodes can be taken: {error}"))
 
     def live(self, trainer: int) -> int:
         """Return the exit status."""
         working = threading.Thread(target=self._work, name="resilient-work")
         working.start()
-        self._say(Ready(pid=os.getpid()))
+        receiving = self._receiving
+        ready = Ready(pid=os.getpid())
+        if receiving is not None:
+            ready = Ready(pid=os.getpid(), port=receiving.port, token=receiving.token)
+        self._say(ready)
         closed = self._listen(trainer)
         if not closed:
             self._worker.leave()

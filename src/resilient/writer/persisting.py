@@ -85,19 +85,7 @@ class Persister:
                 self._withdraw(staged.attempt, tried)
             raise
         order, outline, attempt = staged.order, staged.outline, staged.attempt
-        receipt = Receipt(
-            step=attempt.step,
-            generation=attempt.generation,
-            nonce=attempt.nonce,
-            rank=self._opened.rank,
-            world_size=self._opened.world_size,
-            items=outline.structure.items,
-            tensors=outline.structure.tensors,
-            objects=objects,
-            chunks=Chunks(outline.boxes, places),
-            values=order.values,
-        )
-        write_receipt(self._store, receipt)
+        write_receipt(self._store, receipt_of(self._opened, staged, objects, places))
         stored = Stored(objects=objects, places=places.take(outline.mine))
         self.changed = self._freshness.look(outline, places.digest, order.trained)
         self._sharing.persisted(attempt, outline, places.digest, stored, full=len(objects) == len(tried))
@@ -117,25 +105,24 @@ class Persister:
             same: npt.NDArray[np.bool_] = np.zeros(len(outline.mine), bool)
             if self._sharing.hopes(outline):
                 same = self._sharing.find(staged.attempt, outline, digesting.result())
-            loads = self._loads(outline, payload, outline.mine[~same])
-            written = self._send(staged.attempt, loads, tried)
-            places = _placed(outline.places(digesting.result()), written)
+            pieces = outline.mine[~same]
+            level = self._compressing.level(outline, payload, pieces)
+            plain = level is None and not same.any()
+            loads = as_staged(outline, payload, pieces) if level is None else encoded(outline, payload, pieces, level)
+            # Under the names of whole, raw objects the tiers of the node hold them, and must hold the same.
+            first = 0 if plain or not self._opened.tiers else len(outline.structure.objects)
+            written = self._send(staged.attempt, loads, tried, first)
+            places = placed(outline.places(digesting.result()), written)
         objects = tuple(tried)
         if same.any():
             places, objects = _referring(places, objects, outline.mine[same], self._sharing.stored, same)
         return places, objects
 
-    def _loads(self, outline: Outline, payload: memoryview, pieces: npt.NDArray[np.int64]) -> Iterable[Load]:
-        level = self._compressing.level(outline, payload, pieces)
-        if level is None:
-            return as_staged(outline, payload, pieces)
-        return encoded(outline, payload, pieces, level)
-
-    def _send(self, attempt: Attempt, loads: Iterable[Load], tried: list[Object]) -> Sequence[Load]:
-        """Store one object after another; ``tried`` lists them from before the first byte of each."""
+    def _send(self, attempt: Attempt, loads: Iterable[Load], tried: list[Object], first: int) -> Sequence[Load]:
+        """Store one object after another, numbered from ``first``; ``tried`` lists each from before its first byte."""
         written = []
         duration_s = 0.0
-        for part, load in enumerate(loads):
+        for part, load in enumerate(loads, first):
             each = Object(key=attempt.data(self._opened.rank, part), nbytes=int(load.nbytes.sum()))
             tried.append(each)
             started_s = self._clock.monotonic()
@@ -157,7 +144,24 @@ class Persister:
             give_up(self._store, attempt, self._clock, reason="a rank could not write its data")
 
 
-def _placed(places: Places, written: Sequence[Load]) -> Places:
+def receipt_of(opened: Open, staged: Staged, objects: tuple[Object, ...], places: Places) -> Receipt:
+    """Return what one rank says of a state: all that it holds, and where its part is stored."""
+    attempt, outline = staged.attempt, staged.outline
+    return Receipt(
+        step=attempt.step,
+        generation=attempt.generation,
+        nonce=attempt.nonce,
+        rank=opened.rank,
+        world_size=opened.world_size,
+        items=outline.structure.items,
+        tensors=outline.structure.tensors,
+        objects=objects,
+        chunks=Chunks(outline.boxes, places),
+        values=staged.order.values,
+    )
+
+
+def placed(places: Places, written: Sequence[Load]) -> Places:
     """Return where the pieces lie after they were stored in these objects."""
     object_, start, nbytes, codec = (
         np.array(column) for column in (places.object, places.start, places.nbytes, places.codec)

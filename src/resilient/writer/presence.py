@@ -19,7 +19,9 @@ from resilient.clock import SYSTEM_CLOCK, Clock
 from resilient.errors import CorruptError
 from resilient.format.digest import digest
 from resilient.format.frame import seal_json, unseal_json
-from resilient.writer.messages import Answer, Committed, Failed, Open, Persisted, Save
+from resilient.writer.messages import Answer, Committed, Failed, Open, Persisted, Save, Tiered
+
+TIERING: Final = "tiering"
 
 _TRIES: Final = 20
 _AGAIN_S: Final = 0.005
@@ -27,7 +29,10 @@ _TEMPORARY: Final = ".new-"
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
-    """A save that a living writer has promised to finish; ``phase`` is ``persisting`` or ``committing``."""
+    """A save that a living writer has promised to finish.
+
+    ``phase`` is ``persisting`` or ``committing``, or `TIERING` for a state that goes to the tiers of the node alone.
+    """
 
     step: int
     generation: int
@@ -47,7 +52,7 @@ class Presence:
         temporary = folder / f"{_TEMPORARY}{name}"
         self._path = folder / name
         self._opened = opened
-        self._saves: dict[int, InFlight] = {}
+        self._saves: dict[tuple[int, bool], InFlight] = {}  # by step, and whether it goes to the store
         self._lock = threading.Lock()  # saves are taken on one thread and end on another
         self._file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         # Locked before it has its name: whoever finds a file that is not locked removes it.
@@ -59,13 +64,13 @@ class Presence:
         """Say that a save is in hand; called before anybody is told that it is taken."""
         opened = self._opened
         with self._lock:
-            self._saves[order.step] = InFlight(
+            self._saves[order.step, order.stores] = InFlight(
                 step=order.step,
                 generation=opened.generation,
                 nonce=opened.nonce,
                 rank=opened.rank,
                 world_size=opened.world_size,
-                phase="persisting",
+                phase="persisting" if order.stores else TIERING,
             )
             self._write()
 
@@ -73,10 +78,12 @@ class Presence:
         """Say what has become of a save, by what its trainer is told."""
         with self._lock:
             match answer:
-                case Persisted() if answer.step in self._saves:
-                    self._saves[answer.step] = msgspec.structs.replace(self._saves[answer.step], phase="committing")
+                case Persisted() if (known := self._saves.get((answer.step, True))) is not None:
+                    self._saves[answer.step, True] = msgspec.structs.replace(known, phase="committing")
                 case Committed() | Failed():
-                    self._saves.pop(answer.step, None)
+                    self._saves.pop((answer.step, True), None)
+                case Tiered():
+                    self._saves.pop((answer.step, False), None)
                 case _:
                     return
             self._write()
