@@ -13,8 +13,10 @@ from resilient.events import Bus
 from resilient.observe.logs import show_logs
 from resilient.policy.interval import SaveWhen, parse_every
 from resilient.policy.keep import Keep
+from resilient.run.exits import exit_noted
 from resilient.run.failures import program_of
 from resilient.run.opening import opened, process_group
+from resilient.run.orphans import end_with_agent
 from resilient.run.session import Run
 from resilient.store.base import Store
 from resilient.store.open import open_store
@@ -56,8 +58,10 @@ def train(
         @functools.wraps(function)
         def main(*args: P.args, **kwargs: P.kwargs) -> R:
             process, bus = read_process(), Bus()
+            end_with_agent(process, SYSTEM_CLOCK)
             show_logs(bus)
             with (
+                exit_noted(process),
                 process_group(process, chosen),
                 opened(place, process, chosen, bus=bus, clock=SYSTEM_CLOCK) as start,
                 Run(start, chosen, policy, retention, program=program_of(function), bus=bus) as run,

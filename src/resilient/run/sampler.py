@@ -31,7 +31,12 @@ class ElasticSampler:
     If it has fewer samples than there are ranks, a rank for which none is left gets the first sample of the batch,
     with `loss_weight` 0: it has to take part in the step, and a mean over nothing would be NaN on every rank.
 
-    A loop without a ``Run`` calls `advance` after each step.
+    ``micro_batch`` bounds what a rank computes at once: fewer ranks then accumulate the gradients of more of these,
+    and a step stays the step of the same global batch. Each batch of a rank comes as `accumulation` lists, whose sizes
+    differ by at most one; their number is the same on every rank, because each of them may be a collective. A turn of
+    ``run.steps`` gets them all, as one `resilient.run.micro_batches.MicroBatches`.
+
+    A loop without a ``Run`` calls `advance` after each step, and with ``micro_batch`` `take` before each micro-batch.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class ElasticSampler:
         shuffle: bool = True,  # noqa: FBT001, FBT002 -- positional in the promised signature
         drop_last: bool = False,  # noqa: FBT001, FBT002 -- as above
         *,
+        micro_batch: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -53,6 +59,8 @@ class ElasticSampler:
             seed: of the order; 0 or larger.
             shuffle: False takes the samples in the order of the data set.
             drop_last: leave the short last batch of an epoch out.
+            micro_batch: the most samples that one rank computes at once; None: its whole part of the batch. No part of
+                the order: it may be another one after a restart, on devices with more memory for example.
             rank: which part of each batch; by default the rank in the process group, else the launcher's. Ranks
                 that compute one sample together (tensor parallel) pass the same data-parallel rank.
             world_size: into how many parts each batch is cut; goes with ``rank``.
@@ -64,6 +72,8 @@ class ElasticSampler:
             )
         if drop_last and length < global_batch:
             raise _invalid(f"drop_last leaves nothing of {length} samples in batches of {global_batch}")
+        if micro_batch is not None and micro_batch < 1:
+            raise _invalid(f"micro_batch of an ElasticSampler is {micro_batch}: it must be at least 1")
         if (rank is None) != (world_size is None):
             raise _invalid("rank and world_size of an ElasticSampler go together")
         self.length = length
@@ -71,36 +81,55 @@ class ElasticSampler:
         self.seed = seed
         self.shuffle = shuffle
         self.drop_last = drop_last
+        self.micro_batch = micro_batch
         self.epoch = 0
         self.consumed = 0
+        self._taken = 0
         self._place = None if rank is None or world_size is None else (rank, world_size)
 
     @property
+    def accumulation(self) -> int:
+        """How many micro-batches make the current step, on every rank: 1 without ``micro_batch``."""
+        return self._micro_batches(self._batch_size(self.consumed))
+
+    @property
     def loss_weight(self) -> float:
-        """What to multiply this rank's mean loss with: its samples of this batch, times ranks, over all of them."""
-        rank, world_size = self._parts()
+        """What to multiply the mean loss of this rank's batch with: its samples, times ranks, over all of the step.
+
+        With ``micro_batch``: of the micro-batch that was taken last.
+        """
         size = self._batch_size(self.consumed)
-        return (_cut(size, rank + 1, world_size) - _cut(size, rank, world_size)) * world_size / size
+        start, stop = self._part(size, self._taken)
+        return (stop - start) * self._parts()[1] / size
+
+    def take(self, micro_batch: int) -> None:
+        """Let `loss_weight` be that of one of the micro-batches of the current step, counted from 0."""
+        if not 0 <= micro_batch < self.accumulation:
+            raise _invalid(f"this step has no micro-batch {micro_batch}: there are {self.accumulation}, counted from 0")
+        self._taken = micro_batch
 
     def advance(self) -> None:
         """Count the current batch as used: its step is complete."""
         self.consumed += self._batch_size(self.consumed)
+        self._taken = 0
         if self._batch_size(self.consumed) == 0:
             self.epoch, self.consumed = self.epoch + 1, 0
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch."""
-        return self.length // self.global_batch if self.drop_last else -(-self.length // self.global_batch)
+        """Return how many batches a whole epoch has on this rank; of micro-batches, if there are any."""
+        whole, rest = divmod(self.length, self.global_batch)
+        batches = whole * self._micro_batches(self.global_batch)
+        return batches if self.drop_last or not rest else batches + self._micro_batches(rest)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's part of each batch, from the position to the end of the epoch; moves nothing."""
-        rank, world_size = self._parts()
-        order, start = self._order(), self.consumed
-        while size := self._batch_size(start):
-            batch = order[start : start + size]
-            mine = batch[_cut(size, rank, world_size) : _cut(size, rank + 1, world_size)]
-            yield (mine if len(mine) else batch[:1]).tolist()
-            start += size
+        order, position = self._order(), self.consumed
+        while size := self._batch_size(position):
+            batch = order[position : position + size]
+            for micro_batch in range(self._micro_batches(size)):
+                start, stop = self._part(size, micro_batch)
+                yield (batch[start:stop] if start < stop else batch[:1]).tolist()
+            position += size
 
     def state_dict(self) -> dict[str, int | bool]:
         """Return the position and what the order depends on."""
@@ -129,6 +158,20 @@ class ElasticSampler:
         """Return the size of the batch that starts there; 0 at the end of the epoch."""
         left = self.length - start
         return 0 if self.drop_last and left < self.global_batch else min(left, self.global_batch)
+
+    def _micro_batches(self, size: int) -> int:
+        """Return into how many pieces each rank cuts its part of a batch: as many as the largest part needs."""
+        if self.micro_batch is None or size == 0:
+            return 1
+        largest = -(-size // self._parts()[1])
+        return -(-largest // self.micro_batch)
+
+    def _part(self, size: int, micro_batch: int) -> tuple[int, int]:
+        """Return where in a batch this rank's piece of it starts and stops."""
+        rank, world_size = self._parts()
+        first, end = _cut(size, rank, world_size), _cut(size, rank + 1, world_size)
+        pieces = self._micro_batches(size)
+        return first + _cut(end - first, micro_batch, pieces), first + _cut(end - first, micro_batch + 1, pieces)
 
     def _order(self) -> npt.NDArray[np.int64]:
         if not self.shuffle:
