@@ -59,7 +59,7 @@ def train_in_a_folder_of_its_own(folder: str) -> None:
     main()
 
 
-@pytest.mark.field_report("BR-034", "BR-152")
+@pytest.mark.field_report("BR-034", "BR-152", "BR-182", "BR-185")
 def test_a_relative_path_that_is_another_directory_on_another_rank_is_refused_at_the_start(tmp_path: Path) -> None:
     life = Life(2, tmp_path / "logs", train_in_a_folder_of_its_own, str(tmp_path))
     assert all(life.wait()), life.output()

@@ -1,4 +1,4 @@
-"""Signals are the program's: no handler is replaced, and none that returns costs a save or a step."""
+"""What signals do to a run: they ask it to stop, beside what the program itself does with them, or nothing at all."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ def heard() -> Iterator[list[int]]:
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.field_report("BR-170")
 def test_a_signal_in_backward_or_in_the_middle_of_a_save_goes_to_the_handler_of_the_program_alone(
     tmp_path: Path, heard: list[int]
 ) -> None:
-    @resilient.train(tmp_path, every=10**6, keep=resilient.Keep(last=10))
+    @resilient.train(tmp_path, every=10**6, keep=resilient.Keep(last=10), stop_signals="none")
     def main(run: resilient.Run) -> None:
         model = torch.nn.Linear(300, 300)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -92,7 +92,8 @@ STOPPED = """
 def test_a_save_that_takes_longer_than_the_agent_waits_is_committed_after_it(tmp_path: Path) -> None:
     program, log, place = tmp_path / "program.py", tmp_path / "log", tmp_path / "run"
     program.write_text(textwrap.dedent(STOPPED))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", str(program)]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    launch += ["--shutdown-timeout=1", str(program)]
     with log.open("wb") as file:
         agent = subprocess.Popen(
             [*launch, str(place)], stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -105,6 +106,7 @@ def test_a_save_that_takes_longer_than_the_agent_waits_is_committed_after_it(tmp
     agent.send_signal(signal.SIGTERM)
     agent.wait(60)
     assert [each.step for each in resilient.checkpoints(place)] == [1], "the save was too quick for this test"
-    while [each.step for each in resilient.checkpoints(place)] != [2, 1]:
+    assert "ended within 1 s (torchrun's --shutdown-timeout); start torchrun with --shutdown" in log.read_text()
+    while [each.step for each in resilient.checkpoints(place)][-2:] != [2, 1]:
         assert time.monotonic() < end, log.read_text()
         time.sleep(0.1)

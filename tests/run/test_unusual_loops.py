@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import resilient
 from resilient.errors import ErrorKind, UsageError
-from resilient.run import session
+from resilient.run import deferral
 from resilient.run.sampler import ElasticSampler
 from resilient.run.session import Run
 from tests.run.test_session import Stop, loop
@@ -114,7 +114,7 @@ def test_gradients_that_no_turn_clears_put_saves_off_only_so_long_and_that_is_sa
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "resilient")
-    monkeypatch.setattr(session, "_MAX_DEFERRALS", 6)
+    monkeypatch.setattr(deferral, "_MOST", 6)
 
     @resilient.train(tmp_path, every=2, keep=resilient.Keep(last=100))
     def main(run: Run) -> None:

@@ -38,6 +38,7 @@ def main(run: resilient.Run, learning_rate: float) -> int:
         run.metrics(loss=0.5, accuracy=torch.tensor(0.9))
         with run.section("eval"):
             assert_type(run.loss_weight, float)
+            assert_type(run.accumulation, int)
     assert_type(run.save(reason="end"), resilient.SaveHandle)
     run.fence()
     return run.step

@@ -40,6 +40,16 @@ def first_cause(error: BaseException) -> BaseException | None:
     return None if any(_follows(each) for each in _chain(error)) else error
 
 
+def is_secondary(error: BaseException) -> bool:
+    """Say whether a failure tells that another rank has failed: a collective broke, or the store of the ranks did.
+
+    Not a broken connection as such: the queues of a `DataLoader` have some, too.
+    """
+    return isinstance(error, Exception) and any(
+        _follows(each) and not isinstance(each, ConnectionError) for each in _chain(error)
+    )
+
+
 def cause_of(error: BaseException) -> str:
     """Return what may be to blame for a failure."""
     text = str(error)

@@ -17,14 +17,16 @@ from resilient.engine.replicas import check_replicas
 from resilient.engine.restore import RestoredFrom
 from resilient.engine.save_settings import save_settings
 from resilient.engine.saver import Saver
-from resilient.errors import PeerError, ResilientError
+from resilient.errors import ResilientError
 from resilient.policy.interval import SaveContext, SaveWhen, mean_time_between_failures
 from resilient.policy.keep import Keep
 from resilient.run.boundary import BoundaryWatch
 from resilient.run.boundary_state import BoundaryState
+from resilient.run.deferral import Deferral
 from resilient.run.metrics import Metrics
+from resilient.run.micro_batches import in_steps
 from resilient.run.misuse import misused, no_boundary
-from resilient.run.opening import Opened
+from resilient.run.opening import Opened, generation_started, take_leave
 from resilient.run.overlap import Overlap
 from resilient.run.passes import position_of, samplers_of, start_pass
 from resilient.run.restored import Restored
@@ -32,6 +34,9 @@ from resilient.run.resuming import Resuming
 from resilient.run.sampler import ElasticSampler
 from resilient.run.saved import Saved
 from resilient.run.schedule import schedule_for
+from resilient.run.stopped import Stopped
+from resilient.run.stopping import Stopping
+from resilient.run.tiers import TierSaves
 from resilient.run.trained import Trained
 from resilient.state.capture import capture
 from resilient.state.rng import Rng
@@ -44,7 +49,6 @@ _END: Final = "end"
 _LAST_WAIT_S: Final = 30.0
 _EMPTY_PASSES: Final = 2
 _IDLE_PASSES: Final = 1000  # more than anybody has epochs
-_MAX_DEFERRALS: Final = 100  # boundaries for which an owed save waits for gradients that a GAN would never use
 _WITH_WARNINGS: Final = 3  # the exit code of a training that finished, but whose end is not saved
 
 
@@ -67,7 +71,7 @@ class Run:
         self._bus = bus
         self._clock = clock
         self._peers = opened.peers
-        how = save_settings(settings, keep, opened.local_ranks)
+        how = save_settings(settings, keep, opened.local_ranks, opened.tiers.own)
         self._saver = Saver(opened.store, opened.claim, opened.peers, how, run_id=opened.run_id, bus=bus, clock=clock)
         topic = f"schedule/{opened.claim.generation}-{opened.claim.nonce}"
         self._schedule = schedule_for(every, opened.peers, topic=topic, clock=clock, skipped=self._skipped)
@@ -86,12 +90,15 @@ class Run:
         self._was_left = False
         self._dirty = False
         self._owed = False
-        self._deferrals = 0
+        self._deferral = Deferral(self._notice)
         self._total: int | None = None
         self._idle_passes = 0
         self._last_save_s = clock.monotonic()
         self._last_save: SaveHandle | None = None
         self._saved = Saved(self._saver, settings, rank=opened.peers.rank, bus=bus, clock=clock)
+        self._section = ""
+        self._stopping = Stopping(opened, settings, self._saved, standing=self._standing, bus=bus, clock=clock)
+        self._tiers = TierSaves(opened, settings, self._saver, bus=bus, clock=clock)
         self._resuming = Resuming(opened, settings, program=program, bus=bus, clock=clock)
 
     @property
@@ -111,8 +118,16 @@ class Run:
 
     @property
     def loss_weight(self) -> float:
-        """What to multiply this rank's mean loss with, so that the mean over the ranks is that of the global batch."""
+        """What to multiply this rank's mean loss with, so that the mean over the ranks is that of the global batch.
+
+        Where gradients are accumulated, of the micro-batch that was taken last: their sum over a step is what counts.
+        """
         return self._samplers[0].loss_weight if self._samplers else 1.0
+
+    @property
+    def accumulation(self) -> int:
+        """How many micro-batches make this step, on every rank: see ``micro_batch`` of `ElasticSampler`."""
+        return self._samplers[0].accumulation if self._samplers else 1
 
     def track(self, **items: object) -> Restored | None:
         """Say what the state of the run is, and bring it back if there is a checkpoint; once, before the first step.
@@ -152,7 +167,9 @@ class Run:
         self._saver.wait_ready(self._settings.peer_timeout_s)
         self._step = commit.step if commit is not None else 0
         self._saved.start(None if commit is None else commit.step)
-        self._emit_started()
+        self._tiers.start(None if commit is None else commit.step)
+        self._bus.emit(generation_started(self._opened, None if commit is None else commit.step))
+        self._stopping.start(self._step, restored, self._items)
         if commit is None:
             return None
         return Restored(
@@ -164,7 +181,7 @@ class Run:
 
         Args:
             iterable: a ``DataLoader`` with an `ElasticSampler`, the sampler itself, or anything else that can be
-                iterated.
+                iterated. If its `ElasticSampler` has a ``micro_batch``, a turn gets the micro-batches of a step.
             total: go round again, epoch after epoch, until that many steps of the run's whole life are complete.
                 None: one pass; of a run that has ended normally before, an empty one.
 
@@ -223,11 +240,14 @@ class Run:
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
         """Name a phase that is no part of a step (evaluation, compilation, ...): errors in it say so."""
+        before, self._section = self._section, name
         try:
             yield
         except Exception as error:
             error.add_note(f"in section {name!r}, after step {self._step}")
             raise
+        finally:
+            self._section = before
 
     def fence(self) -> None:
         """Wait until the last boundary's state is copied; for code that is about to change it without an optimizer."""
@@ -270,7 +290,8 @@ class Run:
         self._save_if_owed(watch)
 
     def _one_pass(self, iterable: Iterable[T], total: int | None, watch: BoundaryWatch) -> Iterator[T]:
-        for batch in start_pass(iterable, self._rng, step=self._step, rank=self.rank):
+        for batch in in_steps(start_pass(iterable, self._rng, step=self._step, rank=self.rank), self._samplers):
+            self._stop_if_asked(watch)
             self._in_turn, self._was_left = True, False
             self._metrics.forget()
             try:
@@ -322,33 +343,35 @@ class Run:
 
     def _save_if_due(self, watch: BoundaryWatch, *, last_of_pass: bool) -> None:
         in_flight = self._last_save.step if self._last_save is not None and self._saver.busy else None
-        self._owed |= self._schedule.due(self._context(), in_flight)
+        context = self._context()
+        self._owed |= self._schedule.due(context, in_flight)
         # At the end of a pass, or where the loop is left, the run may be over, which the checkpoint then says: the save
         # that is owed is made at the end, or when the next pass starts.
         if not last_of_pass:
             self._save_if_owed(watch)
+        near = not (last_of_pass or self._dirty or watch.pending()) and self._handle_of(self._step) is None
+        self._tiers.at_boundary(context, self._boundary_state(), self._overlap, saves=near)
 
     def _save_if_owed(self, watch: BoundaryWatch) -> None:
         # Between micro-batches the gradients are state that no checkpoint has.
-        if self._owed and not self._dirty and not self._deferred(watch):
+        if self._owed and not self._dirty and not self._deferral.waits(watch):
             self._owed = False
             if self._handle_of(self._step) is None:
                 self._save("interval", overlaps=True)
 
-    def _deferred(self, watch: BoundaryWatch) -> bool:
-        """Say whether an owed save has to wait for gradients; not for ever for those that may never be used."""
-        if not watch.pending():
-            self._deferrals = 0
-            return False
-        self._deferrals = self._deferrals + 1 if watch.only_left() else 0
-        if self._deferrals <= _MAX_DEFERRALS:
-            return True
-        watch.disregard_left()
-        self._notice(
-            f"a save has waited for {_MAX_DEFERRALS} steps for gradients that another optimizer's step left: from now"
-            f" on they are taken for discarded and are not saved; {watch.advice()}"
-        )
-        return False
+    def _stop_if_asked(self, watch: BoundaryWatch) -> None:
+        """End this rank here if all ranks are to stop after this step; the batch just drawn counts as not used.
+
+        Here alone, before a turn: what the program does between its loops may need all ranks.
+        """
+        word = self._stopping.depart(self._step)
+        if word is not None and not self._dirty and not self._deferral.waits(watch):
+            self.fence()
+            self._stopping.leave(self._handle_of(self._step) or self._save("stop", overlaps=False), word)
+
+    def _standing(self) -> str:
+        where = f"in section {self._section!r}, " if self._section else ""
+        return f"{where}after step {self._step}; {self._saved.summary(self._step)}"
 
     def _save(self, reason: str, *, overlaps: bool) -> SaveHandle:
         self._last_save_s = self._clock.monotonic()
@@ -403,15 +426,18 @@ class Run:
         Raises:
             SystemExit: 3, if the last step of a training that ended normally could not be saved.
         """
+        stopped = isinstance(error, Stopped)
         try:
-            if error is not None:
+            if error is not None and not stopped:
                 # Before all else: what follows from it on other ranks comes later, and is not the cause.
                 self._resuming.tell(error, step=self._step)
-            if self._watch is None:
+                self._stopping.fail(error)
+            if self._watch is None or stopped:
                 return
             # An exit out of a turn is none at a boundary: a signal's handler may have raised it anywhere.
             within = self._in_turn or self._was_left
             if error is None or (isinstance(error, SystemExit) and not error.code and not within):
+                self._stopping.finish()
                 self._finish(self._watch)
             else:
                 self._saver.drain(min(_LAST_WAIT_S, self._settings.commit_timeout_s))
@@ -419,7 +445,9 @@ class Run:
                 self._notice(f"stopped after step {self._step} by {type(error).__name__}; {summary}")
         finally:
             with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
-                closing.callback(self._saver.close, _LAST_WAIT_S)
+                closing.callback(self._tiers.close)
+                closing.callback(self._stopping.close, leaving=stopped)
+                closing.callback(self._saver.close, self._stopping.remaining_s if stopped else _LAST_WAIT_S)
                 if self._watch is not None:
                     closing.callback(self._watch.close)
                 if self._overlap is not None:
@@ -433,6 +461,7 @@ class Run:
             passed = self._total is not None and self._total < self._step
             what = f"total={self._total} is passed: the run is" if passed else "the run is complete"
             self._notice(f"nothing to do: {what} at step {self._step}")
+            self._tiers.done()
             return
         if self._dirty:
             self._notice(f"the loop was left within a step: step {self._step} is the last that could be saved")
@@ -442,34 +471,18 @@ class Run:
                 self._notice(f"gradients that no step of their optimizer has used are not saved: {why}")
             self._save(_END, overlaps=False)
         self._saver.drain(self._settings.commit_timeout_s)
-        self._take_leave()
+        stayed_away = take_leave(self._opened, self._settings.peer_timeout_s)
+        if stayed_away is not None:
+            self._notice(stayed_away)
         summary = self._saved.summary(self._step) + self._saved.counts
         self._notice(f"done: {self._steps_here} steps, now at step {self._step}; {summary}")
         if self._steps_here and self._saved.newest != self._step:
             raise SystemExit(_WITH_WARNINGS)
-
-    def _take_leave(self) -> None:
-        """Wait until no rank needs the others any more: one of them keeps the store through which they talk."""
-        topic = f"end/{self._opened.claim.generation}-{self._opened.claim.nonce}"
-        try:
-            self._peers.gather(topic, b"", self._settings.peer_timeout_s)
-        except PeerError as error:
-            self._notice(f"not every rank has come to the end: {error}")
+        self._tiers.done()
 
     def _finished(self) -> bool:
         """Say whether this life started from a checkpoint that was made at the end of the training function."""
         return self._resumed is not None and self._steps_here == 0 and self._resumed.commit.reason == _END
-
-    def _emit_started(self) -> None:
-        self._bus.emit(
-            events.GenerationStarted(
-                rank=self.rank,
-                url=self._opened.store.url,
-                generation=self._opened.claim.generation,
-                world_size=self.world_size,
-                resumed_step=self._resumed.commit.step if self._resumed is not None else None,
-            )
-        )
 
     def _notice(self, message: str) -> None:
         self._bus.emit(events.Notice(rank=self.rank, message=message))

@@ -1,0 +1,16 @@
+"""How a training function ends that was asked to stop."""
+
+from __future__ import annotations
+
+from typing import Final
+
+REQUEUE: Final = 75
+"""The exit code for "start me again": stopped on notice."""
+
+
+class Stopped(SystemExit):
+    """Ends the process with the code for "start me again". ``together``: every rank has taken leave of the others."""
+
+    def __init__(self, *, together: bool) -> None:
+        super().__init__(REQUEUE)
+        self.together = together
