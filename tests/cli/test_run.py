@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,14 @@ from click.testing import CliRunner, Result
 
 from resilient.cli.main import main
 from resilient.config import Cluster, read_cluster
+
+
+@pytest.fixture(autouse=True)
+def hears_when_its_terminal_goes() -> Iterator[None]:
+    """Let what is started here hear SIGHUP, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def call(*arguments: str, code: int = 0, **environ: str) -> Result:

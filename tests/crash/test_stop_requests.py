@@ -207,7 +207,7 @@ def resumed_equals_uninterrupted(folder: Path) -> None:
 def test_a_signal_to_the_launcher_stops_all_its_workers_at_one_step(
     tmp_path: Path, count: Callable[[int, int], int], figures: Callable[[str, str], Figures]
 ) -> None:
-    told = figures("stop-launcher", "The same by a signal to torchrun")
+    told = figures("stop-launcher", "Stopped by a signal to torchrun: one step, saved, in time")
     wheres = itertools.cycle(["workers", "", "eval", "saving"])
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

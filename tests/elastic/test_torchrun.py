@@ -60,6 +60,14 @@ TRAINING = """
 """
 
 
+@pytest.fixture(autouse=True)
+def hears_when_its_terminal_goes() -> Iterator[None]:
+    """Let what is started here hear SIGHUP, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @contextmanager
 def job(
     tmp_path: Path, *arguments: str, code: str = PROGRAM, flags: tuple[str, ...] = ()
