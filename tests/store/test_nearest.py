@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 
+from resilient.catalog.line import read_line
+from resilient.engine.peers import Peers
+from resilient.engine.restore import load_into
 from resilient.errors import NotFoundError
+from resilient.events import Bus
+from resilient.format.layout import Attempt
+from resilient.format.receipts import decode_receipt, encode_receipt
 from resilient.store.local import LocalStore
 from resilient.store.memory import MemoryStore
 from resilient.store.nearest import NearestStore, Shards
 from resilient.writer.messages import Tiered
+from tests.engine.rank_threads import SharedValues
+from tests.writer.staging import state
 from tests.writer.test_tiering import begin, close, order, tier
 
 
@@ -87,3 +97,41 @@ def test_all_but_data_is_the_stores(saved: tuple[MemoryStore, LocalStore, str]) 
     assert list(nearest.folders("")) == list(store.folders(""))
     assert nearest.url == store.url
     assert nearest.capabilities == store.capabilities
+
+
+def test_what_is_not_what_the_checkpoint_names_comes_from_the_store(saved: tuple[MemoryStore, LocalStore, str]) -> None:
+    store, here, key = saved
+    nearest = NearestStore(store, [Shards("memory", here, notice=pytest.fail)])
+    read(nearest, key, 0, 10)
+    nearest.distrust(key)
+    read(nearest, key, 0, 10)
+    assert nearest.served == {(key, "memory"): 10, (key, store.url): 10}
+
+
+def test_a_restore_asks_the_store_after_a_tier_had_another_state_under_the_same_name(
+    saved: tuple[MemoryStore, LocalStore, str], tmp_path: Path
+) -> None:
+    store, here, _ = saved
+    other = begin(MemoryStore(), tier(tmp_path / "other"))
+    staged = other.staged(1, state(2))  # another state of the same step, whole and with a receipt of its own
+    other.order(msgspec.structs.replace(staged, stores=False, tiers=True))
+    other.wait(Tiered, 1)
+    close(other)
+    theirs, (commit,) = LocalStore(tmp_path / "other"), read_line(store).commits
+    attempt, foreign = commit.attempt, Attempt(1, other.claim.generation, other.claim.nonce)
+    receipt = decode_receipt(theirs.get(foreign.receipt(0)), "the receipt")
+    objects = []
+    for number, each in enumerate(receipt.objects):
+        objects.append(msgspec.structs.replace(each, key=attempt.data(0, number)))
+        here.put(objects[-1].key, [theirs.get(each.key)])
+    renamed = msgspec.structs.replace(
+        receipt, objects=tuple(objects), nonce=attempt.nonce, generation=attempt.generation
+    )
+    here.put(attempt.receipt(0), [encode_receipt(renamed)])
+
+    nearest = NearestStore(store, [Shards("memory", here, notice=pytest.fail)])
+    expected = state(1)
+    into = {name: torch.zeros(array.shape, dtype=getattr(torch, str(array.dtype))) for name, array in expected.items()}
+    load_into(nearest, {"model": {**into, "step": 0}}, Peers(0, 1, SharedValues()), commit, bus=Bus())
+    for name, array in expected.items():
+        assert into[name].numpy().tobytes() == array.tobytes(), name

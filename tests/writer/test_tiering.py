@@ -14,6 +14,7 @@ import pytest
 from resilient.clock import SYSTEM_CLOCK
 from resilient.format import layout
 from resilient.format.digest import BytesLike
+from resilient.format.documents import Object
 from resilient.format.layout import Attempt
 from resilient.format.receipts import decode_receipt
 from resilient.store.local import LocalStore
@@ -22,6 +23,7 @@ from resilient.store.throttled import UNBOUNDED
 from resilient.writer.copying import Receiving, Sending
 from resilient.writer.in_thread import ThreadWriter
 from resilient.writer.messages import Address, Committed, Copied, Save, Tier, Tiered
+from resilient.writer.persisting import Persister
 from resilient.writer.presence import TIERING, in_flight
 from resilient.writer.process import ProcessWriter
 from resilient.writer.slot import Slot
@@ -102,12 +104,12 @@ def test_a_tier_that_fails_is_told_and_costs_neither_the_save_nor_the_other_tier
 
 def test_an_older_state_stays_until_a_newer_one_is_complete_on_all_ranks(tmp_path: Path) -> None:
     trainer = begin(MemoryStore(), tier(tmp_path))
-    for step, complete, left in [(1, None, [1]), (2, None, [1, 2]), (3, 2, [2, 3]), (4, 3, [3, 4]), (5, 3, [3, 4, 5])]:
+    for step, complete, left in [(1, None, [1]), (2, None, [1, 2]), (3, 2, [2, 3]), (4, 3, [3, 4]), (5, 3, [3, 5])]:
         order(trainer, step, stores=False, complete=complete)
         trainer.wait(Tiered, step)
         assert near(tmp_path) == left, f"while step {complete} is known to be complete"
     data = {found.step for key in LocalStore(tmp_path).list("data/") if (found := layout.parse_data(key)) is not None}
-    assert data == {3, 4, 5}
+    assert data == {3, 5}, "there is room for two"
     close(trainer)
 
 
@@ -294,3 +296,31 @@ def test_bandwidth_holds_back_copies(tmp_path: Path, receiving: Receiving) -> No
     assert come.wait(30)
     assert sum(asked) >= sum(store.size(key) for key in store.list("data/"))
     receiving.close()
+
+
+def test_an_orphan_removes_nothing_that_a_later_life_may_have_committed(tmp_path: Path) -> None:
+    for orphaned, left in ((False, 0), (True, 1)):
+        store = MemoryStore()
+        claim = new_generation(store)
+        attempt = Attempt(1, claim.generation, claim.nonce)
+        key = attempt.data(0, 0)
+        store.put(key, [b"of a later life"])
+        first = opened(store, claim, tiers=(tier(tmp_path),))
+        persister = Persister(store, first, clock=SYSTEM_CLOCK, orphaned=lambda orphaned=orphaned: orphaned)  # type: ignore[misc]
+        persister._withdraw(attempt, [Object(key=key, nbytes=15)])
+        assert len(list(store.list("data/"))) == left
+        assert not list(store.list("steps/")), "no TOMBSTONE either"
+
+
+def test_what_is_committed_meanwhile_is_not_withdrawn(tmp_path: Path) -> None:
+    store = MemoryStore()
+    trainer = begin(store, tier(tmp_path))
+    order(trainer, 1, stores=True)
+    assert isinstance(trainer.outcome(1), Committed)
+    close(trainer)
+    attempt = Attempt(1, trainer.claim.generation, trainer.claim.nonce)
+    keys = list(store.list("data/"))
+    persister = Persister(store, opened(store, trainer.claim, tiers=(tier(tmp_path),)), clock=SYSTEM_CLOCK)
+    persister._withdraw(attempt, [Object(key=key, nbytes=1) for key in keys])
+    assert list(store.list("data/")) == keys
+    is_step(store, 1, state(1))

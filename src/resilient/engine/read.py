@@ -20,6 +20,7 @@ from resilient.catalog.once import again_if_corrupt
 from resilient.engine.bounce import Bounce
 from resilient.engine.read_plan import ReadPlan, plan_reads
 from resilient.engine.spans import ELSEWHERE, Span
+from resilient.errors import CorruptError
 from resilient.format import codec
 from resilient.format.box import intersect
 from resilient.format.chunks import Chunk
@@ -27,6 +28,7 @@ from resilient.format.digest import digest
 from resilient.state.prepare import Target
 from resilient.state.tensors import dtype_of
 from resilient.store.base import Store
+from resilient.store.nearest import NearestStore
 
 THREADS: Final = 4
 _BRIEF_NBYTES: Final = 32 << 10
@@ -114,7 +116,12 @@ class Filling:
     def _fill(self, span: Span, bounce: Bounce) -> None:
         stored = self.memory(span, bounce)
         self.read(span, stored)
-        self.accept(span, stored, bounce)
+        try:
+            self.accept(span, stored, bounce)
+        except CorruptError:
+            if isinstance(self._store, NearestStore):  # the next try is to ask the store itself
+                self._store.distrust(self._manifest.objects[self._plan.rows[span.first].object].key)
+            raise
 
     def read(self, span: Span, into: memoryview) -> None:
         """Read the stored bytes of a span; nothing is verified yet."""

@@ -19,7 +19,7 @@ from resilient.engine.host_memory import available_nbytes
 from resilient.engine.patience import Patience
 from resilient.engine.peers import Peers
 from resilient.engine.save_settings import SaveSettings, opening
-from resilient.engine.saving import STORE, TIERS, Saving, still_in_flight, values_of
+from resilient.engine.saving import STORE, TIERS, Saving, saving_of, still_in_flight
 from resilient.engine.stage import Stager, Staging, copying_threads
 from resilient.engine.structures import Planned, Structures
 from resilient.engine.tiers.near import Near
@@ -42,6 +42,7 @@ from resilient.writer import messages
 from resilient.writer.slot import Slot
 
 _WATCH_S: Final = 0.1
+_TIERS_S: Final = 2.0  # so long a save waits for a slot that only the tiers need
 
 
 class Saver:
@@ -140,6 +141,7 @@ class Saver:
         reason: str,
         metrics: Mapping[str, float] | None = None,
         trained: tuple[int, ...] = (),
+        tiers: bool = True,
         overlapped: Collection[int] = (),
         watch: Callable[[Staging], object] = lambda _: None,
     ) -> SaveHandle:
@@ -154,6 +156,7 @@ class Saver:
             reason: for the COMMIT.
             metrics: for the COMMIT, if this rank writes it.
             trained: indexes of the tensors that must have changed since the save before; an alarm tells if none has.
+            tiers: also into the tiers; False where the reason or metrics matter, which those do not hold.
             overlapped: indexes of the tensors that the caller keeps as they are until it has called `Staging.fence`.
             watch: is given the copy that is under way.
 
@@ -188,7 +191,9 @@ class Saver:
             if not isinstance(error, Exception):
                 raise  # a signal that came meanwhile is the program's
             return handle
-        saving = self._saving(handle, captured, planned, staging, started_s, slot=slot, stores=True)
+        near = self._settings.tiers and (tiers or self.near.has(step))
+        needed_by = {STORE, TIERS} if near else {STORE}
+        saving = saving_of(handle, captured, planned, staging, started_s, slot, needed_by)
         saving.reason, saving.metrics, saving.trained = reason, dict(metrics or {}), trained
         with self._changed:
             self._in_flight[step] = saving
@@ -212,10 +217,11 @@ class Saver:
 
         Not where no slot is free, or the tiers are busy: nobody waits. What fails is told, and is no failed save.
         """
-        if self.near.busy or os.getpid() != self._process:
+        if os.getpid() != self._process:
             return False
-        slot = self._arena.free_slot()
+        slot = None if self.near.busy else self._arena.free_slot()
         if slot is None:
+            self._jobs.put(lambda: self.near.refuse(step))
             return False
         started_s = self._clock.monotonic()
         try:
@@ -223,10 +229,11 @@ class Saver:
         except BaseException as error:  # boundary: whatever a copy raises costs this state, not the training
             self._arena.release(slot)
             self.near.tell(str(error))
+            self._jobs.put(lambda: self.near.refuse(step))
             if not isinstance(error, Exception):
                 raise
             return False
-        saving = self._saving(SaveHandle(step), captured, planned, staging, started_s, slot=slot, stores=False)
+        saving = saving_of(SaveHandle(step), captured, planned, staging, started_s, slot, {TIERS})
         with self._changed:
             self.near.track(saving, self._arena.slots.index(saving.slot))
         self.near.stall_s = self._clock.monotonic() - started_s
@@ -276,32 +283,12 @@ class Saver:
         )
         return planned, staging
 
-    def _saving(
-        self,
-        handle: SaveHandle,
-        captured: Captured,
-        planned: Planned,
-        staging: Staging,
-        started_s: float,
-        *,
-        slot: Slot,
-        stores: bool,
-    ) -> Saving:
-        wanted = {STORE} if stores else set()
-        return Saving(
-            handle=handle,
-            slot=slot,
-            planned=planned,
-            values=values_of(captured),
-            staging=staging,
-            started_s=started_s,
-            stores=stores,
-            needed_by=wanted | ({TIERS} if self._settings.tiers else set()),
-        )
-
     def _free_slot(self) -> Slot | None:
+        deadline = Deadline(self._clock, self._settings.commit_timeout_s)
         with self._changed:
-            self._changed.wait_for(lambda: self._arena.is_free, self._settings.commit_timeout_s)
+            if not self._changed.wait_for(lambda: self._arena.is_free, min(_TIERS_S, deadline.remaining_s)):
+                self.near.give_way()
+                self._changed.wait_for(lambda: self._arena.is_free, deadline.remaining_s)
             return self._arena.free_slot()
 
     # --- the saver's own thread ---------------------------------------------------------------------------------------
@@ -310,7 +297,7 @@ class Saver:
         """Hand staged states over in their order, and watch those that are under way."""
         while True:
             try:
-                job = self._jobs.get(timeout=_WATCH_S) if self._in_flight else self._jobs.get()
+                job = self._jobs.get(timeout=_WATCH_S) if self._in_flight or self.near.busy else self._jobs.get()
             except Empty:
                 self._watch()
                 continue
@@ -331,6 +318,9 @@ class Saver:
         try:
             sequence = saving.staging.done.result(self._settings.commit_timeout_s).sequence
             structure = self._structures.settle(saving.planned, topic=str(saving.step))
+            near = self.near.admit(saving)
+            if not (near.tiers or saving.stores):
+                return
             order = messages.Save(
                 structure=structure.number,
                 slot=self._arena.slots.index(saving.slot),
@@ -341,22 +331,23 @@ class Saver:
                 metrics=saving.metrics,
                 trained=self._freshness.numbers(structure, saving.planned.tensors, saving.trained),
                 stores=saving.stores,
-                tiers=TIERS in saving.needed_by,
-                complete=None if self.near.complete is None else self.near.complete.newest(),
-                copy_to=None if self.near.partners is None else self.near.partners.address(),
+                tiers=near.tiers,
+                complete=near.complete,
+                copy_to=near.copy_to,
             )
             if len(self._in_flight) == 1:
                 self._patience.begin()
             self._writers.order(structure, order, by=lambda writer: saving.give(writer, self._clock.monotonic()))
         except BaseException as error:  # noqa: BLE001 -- thread main: the handle carries it to whoever waits
-            self.near.over(saving)
+            self.near.drop(saving)
             if saving.stores:
                 self._over(saving, error, persisted=False)
             else:
                 self.near.tell(str(error))
 
     def _watch(self) -> None:
-        """Look whether another rank has given up, or the writer hangs."""
+        """Look whether another rank has given up, or the writer hangs, or a tier."""
+        self.near.watch()
         for saving in list(self._in_flight.values()):
             failure = self._agreement.failure(saving.step)
             if failure is not None and saving.step not in self._abandoned:

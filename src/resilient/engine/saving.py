@@ -45,9 +45,26 @@ class Saving:
         return self.handle.step
 
 
-def values_of(captured: Captured) -> tuple[Value, ...]:
-    """Return the values of a state as they are stored."""
-    return tuple(Value(leaf.item, leaf.name, leaf.path, leaf.data, leaf.rank) for leaf in captured.values)
+def saving_of(
+    handle: SaveHandle,
+    captured: Captured,
+    planned: Planned,
+    staging: Staging,
+    started_s: float,
+    slot: Slot,
+    needed_by: set[str],
+) -> Saving:
+    """Return the save of a state that has just been staged."""
+    return Saving(
+        handle=handle,
+        slot=slot,
+        planned=planned,
+        values=tuple(Value(leaf.item, leaf.name, leaf.path, leaf.data, leaf.rank) for leaf in captured.values),
+        staging=staging,
+        started_s=started_s,
+        stores=STORE in needed_by,
+        needed_by=needed_by,
+    )
 
 
 def still_in_flight(timeout_s: float) -> StoreError:

@@ -10,11 +10,12 @@ from resilient.clock import Clock
 from resilient.config import Settings, parse_bandwidth
 from resilient.engine.restore import RestoredFrom
 from resilient.engine.tiers.finishing import Finishing
+from resilient.errors import StoreError
 from resilient.events import Bus, Notice, RestoredFromTiers
 from resilient.run.opening import Opened
 from resilient.store.base import Store
 from resilient.store.nearest import NearestStore, Shards
-from resilient.writer.tiering import open_tier
+from resilient.writer.tiering import forget, open_tier
 
 
 class Nearest:
@@ -73,6 +74,21 @@ class Nearest:
             )
             self._bus.emit(event)
         self._opened.tiers.remove_left()
+        self._forget(restored)
+
+    def _forget(self, restored: RestoredFrom | None) -> None:
+        """Let go of what lives before have left in this node's own tiers, which have room for two states.
+
+        But for the one that was restored, which is in the store as well, and is read sooner here.
+        """
+        opened = self._opened
+        kept = None if restored is None else restored.commit.attempt
+        before = opened.claim.generation
+        for store, shards in self._tiers[: len(opened.tiers.own)]:
+            try:
+                forget(store, lambda attempt: attempt.generation < before and attempt != kept)
+            except StoreError as error:
+                self._notice(f"old states stay in the tier {shards.name}: {error}")
 
     def _notice(self, message: str) -> None:
         self._bus.emit(Notice(rank=self._opened.peers.rank, message=message))

@@ -106,7 +106,10 @@ class TierSaves:
         )
         self._copies = partner is not None
         if not self._copies:
-            message = "peer_copies is set, and no other node has another node_label: nothing is copied"
+            why = "no other node has another node_label"
+            if partners.deaf is not None:
+                why = f"the writer of rank {partners.deaf} takes no copies, as a thread never does"
+            message = f"peer_copies is set, and {why}: nothing is copied"
             self._bus.emit(Notice(rank=opened.peers.rank, message=message))
 
     def _due(self, schedule: Schedule, context: SaveContext) -> bool:

@@ -61,7 +61,10 @@ class Shards:
 
     def distrust(self, key: str) -> None:
         """Take note that an object is of no use."""
-        self._verified[key] = False
+        with self._lock:
+            checking = self._checking.setdefault(key, threading.Lock())
+        with checking:  # not while another thread finds it to be right
+            self._verified[key] = False
 
     def _read_receipt(self, attempt: Attempt, rank: int) -> Receipt | None:
         key = attempt.receipt(rank)
@@ -149,6 +152,11 @@ class NearestStore:
             self._inner.read_into(key, start, into)
         with self._lock:
             self._served[key, source or self._inner.url] += into.nbytes
+
+    def distrust(self, key: str) -> None:
+        """Take a data object from the store alone from now on: what a tier holds is not what the checkpoint names."""
+        for tier in self._tiers:
+            tier.distrust(key)
 
     def _read_near(self, key: str, start: int, into: memoryview) -> str | None:
         for tier in self._tiers:

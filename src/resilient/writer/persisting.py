@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from resilient.catalog.commit import write_receipt
+from resilient.catalog.generations import newest_number
+from resilient.catalog.line import read_chain
+from resilient.catalog.once import exists
 from resilient.catalog.prune import give_up
 from resilient.clock import Clock
 from resilient.errors import ConflictError, ErrorKind, ResilientError, StoreError
@@ -26,6 +30,8 @@ from resilient.writer.outline import Digests, Outline
 from resilient.writer.packing import Load, as_staged, encoded
 from resilient.writer.sharing import Sharing, Stored
 from resilient.writer.slot import Slot
+
+_NOT_WRITTEN: Final = "a rank could not write its data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +62,12 @@ class Staged:
 class Persister:
     """Makes one state after another durable, as one rank's part of a checkpoint."""
 
-    def __init__(self, store: Store, opened: Open, *, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, opened: Open, *, clock: Clock, orphaned: Callable[[], bool] = lambda: False
+    ) -> None:
+        """``orphaned`` says whether the trainer is gone, so that a later life may be at work."""
+        self._orphaned = orphaned
+        self._unfinished: list[Attempt] = []
         self._store = store
         self._data = store
         if opened.max_bandwidth is not None:
@@ -94,6 +105,16 @@ class Persister:
     def committed(self, attempt: Attempt) -> None:
         """Let later saves refer to what this one has stored."""
         self._sharing.committed(attempt)
+
+    def give_up_older(self, attempt: Attempt) -> None:
+        """Give up what could not be written, and was left to the tiers, before this one was committed."""
+        with suppress(ResilientError):  # a later life collects what stays
+            while self._unfinished and not self._orphaned():
+                older = self._unfinished[-1]
+                if not exists(self._store, older.commit):
+                    chain = read_chain(self._store, [older, attempt])
+                    give_up(self._store, older, self._clock, reason=_NOT_WRITTEN, chain=chain)
+                self._unfinished.pop()
 
     def _write(self, staged: Staged, tried: list[Object]) -> tuple[Places, tuple[Object, ...]]:
         """Store what is not stored yet; return where everything lies, and in which objects."""
@@ -136,12 +157,20 @@ class Persister:
         """Free what a rank has written of an attempt for which it will never write a receipt.
 
         So it cannot be committed. The TOMBSTONE lets retention remove what the other ranks have written of it, without
-        waiting for a restart.
+        waiting for a restart. Where there are tiers, they may have the state whole, and a later life commit it with
+        objects of these very names: it is given up after the next commit, and no data goes that such a life may need.
         """
         with suppress(StoreError):  # the error that led here is the one to tell; a later life collects what stays
+            if self._opened.tiers:
+                if self._orphaned() or newest_number(self._store) > attempt.generation:
+                    return
+                if exists(self._store, attempt.commit):
+                    return
+                self._unfinished.append(attempt)
             for each in objects:
                 self._store.delete(each.key)
-            give_up(self._store, attempt, self._clock, reason="a rank could not write its data")
+            if not self._opened.tiers:
+                give_up(self._store, attempt, self._clock, reason=_NOT_WRITTEN)
 
 
 def receipt_of(opened: Open, staged: Staged, objects: tuple[Object, ...], places: Places) -> Receipt:

@@ -126,9 +126,9 @@ class ProcessWriter:
 
     def _listen(self) -> None:
         while (answer := self._wire.receive(ANSWERS, lambda: self._process.poll() is not None)) is not None:
-            if isinstance(answer, Ready):
-                self._ready.set()
             tell(self._heard, answer)
+            if isinstance(answer, Ready):
+                self._ready.set()  # after that: who waited for it may ask what was heard
         status = self._reap()
         if status != 0 or not self._closing:
             self._death = f"the writer process of rank {self._rank} ({self.pid}) {self._end(status)}"

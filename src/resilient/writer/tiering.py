@@ -108,19 +108,20 @@ class Tiering:
     def _forget(self, store: Store, complete: int | None) -> None:
         """Remove what no start would take any more, of all ranks that have written here.
 
-        Never the newest state that is complete on all ranks, nor the newest that may be.
+        Never the newest state that is complete on all ranks. Of the newest here it is decided whether it is that one:
+        else no further one would have been ordered.
         """
         with suppress(StoreError):  # it is looked for again at the next state
             forget(store, lambda attempt: self._is_over(attempt, complete))
 
     def _is_over(self, attempt: Attempt, complete: int | None) -> bool:
         mine = self._opened.generation
-        if attempt.generation != mine:
-            return attempt.generation < mine and complete is not None
+        if attempt.generation != mine:  # what this one continues from is in the store
+            return attempt.generation < mine and (complete is not None or self._pending is not None)
         if self._pending is None:
             return False
-        kept = {complete, self._pending.step}
-        return attempt.step < max(complete or 0, self._pending.step) and attempt.step not in kept
+        kept = self._pending.step if complete is None else complete
+        return attempt.step <= max(kept, self._pending.step) and attempt.step != kept
 
 
 def forget(store: Store, over: Callable[[Attempt], bool]) -> None:

@@ -68,8 +68,8 @@ class Worker:
         self._say = say
         self._clock = clock
         self._outlines: dict[int, Outline] = {}
-        self._persister = Persister(store, opened, clock=clock)
         self._committer = Committer(store, opened, clock=clock)
+        self._persister = Persister(store, opened, clock=clock, orphaned=lambda: self._committer.orphaned)
         self._swept = False
 
     def define(self, structure: Structure) -> None:
@@ -101,6 +101,7 @@ class Worker:
         else:
             self._persister.committed(attempt)
             self._say(Committed(step=commit.step, nbytes=commit.nbytes))
+            self._persister.give_up_older(attempt)
             self._prune()  # raises nothing: the save is over
         finally:
             self._committer.forget(order.step)

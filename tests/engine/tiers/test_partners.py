@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilient.clock import SYSTEM_CLOCK
 from resilient.engine.peers import Peers
+from resilient.engine.tiers import partners
 from resilient.engine.tiers.complete import Complete
 from resilient.engine.tiers.partners import Partners, partner_of
 from resilient.format.documents import Claim
@@ -59,15 +61,15 @@ def test_a_copy_never_stays_in_its_failure_domain(labels: list[int]) -> None:
 
 def test_ranks_find_where_their_copies_go_also_when_that_changes() -> None:
     def meet(peers: Peers) -> list[Address | None]:
-        partners = Partners(CLAIM, peers)
-        partners.listens(1000 + peers.rank, "word")
-        partners.meet(node=f"node-{peers.rank}", label=f"label-{peers.rank}", master=None, timeout_s=30)
+        mine = Partners(CLAIM, peers)
+        mine.listens(1000 + peers.rank, "word")
+        mine.meet(node=f"node-{peers.rank}", label=f"label-{peers.rank}", master=None, timeout_s=30)
         peers.gather("met", b"", 30)
-        found = [partners.address()]
+        found = [mine.address()]
         peers.gather("looked", b"", 30)
-        partners.listens(2000 + peers.rank, "another")
+        mine.listens(2000 + peers.rank, "another")
         peers.gather("again", b"", 30)
-        return [*found, partners.address()]
+        return [*found, mine.address()]
 
     answers = on_ranks(3, meet)
     for rank, answer in enumerate(answers):
@@ -109,3 +111,48 @@ def wait_for(ranks: list[Complete], step: int) -> None:
     while any(rank.newest() != step for rank in ranks):
         assert time.monotonic() < end, [rank.newest() for rank in ranks]
         time.sleep(0.01)
+
+
+def test_a_state_that_some_rank_will_not_have_is_settled_at_once_and_never_complete() -> None:
+    values = SharedValues()
+    ranks = [Complete(CLAIM, Peers(rank, 2, values), what="tiers", clock=SYSTEM_CLOCK) for rank in range(2)]
+    ranks[0].written(4)
+    ranks[1].failed(4)
+    end = time.monotonic() + 10
+    while not ranks[1].settled(4):
+        assert time.monotonic() < end
+        ranks[1].newest()
+    ranks[1].written(4)
+    time.sleep(0.2)
+    assert [rank.newest() for rank in ranks] == [None, None]
+    for rank in ranks:
+        rank.written(5)
+    wait_for(ranks, 5)
+    for rank in ranks:
+        rank.close()
+
+
+def test_the_first_host_does_not_send_others_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def towards(host: str, port: int) -> str:
+        asked.append(host)
+        return {"first": "127.0.1.1", "10.0.0.2": "10.0.0.1"}[host]
+
+    monkeypatch.setattr(partners, "_source_towards", towards)
+    own = partners._own_address("first:29500")
+    assert own == "127.0.1.1"
+    assert partners._seen_from_others(own, [own, "10.0.0.2"]) == "10.0.0.1"
+    assert partners._seen_from_others("10.0.0.2", [own, "10.0.0.2"]) == "10.0.0.2"
+    assert partners._seen_from_others(own, [own, own]) == own, "all on one host"
+
+
+def test_nothing_is_copied_where_a_writer_takes_no_copies() -> None:
+    def meet(peers: Peers) -> object:
+        mine = Partners(CLAIM, peers)
+        if peers.rank:
+            mine.listens(1000, "word")
+        mine.meet(node=f"node-{peers.rank}", label=f"label-{peers.rank}", master=None, timeout_s=30)
+        return mine.copies, mine.deaf
+
+    assert on_ranks(2, meet) == [(False, 0), (False, 0)]

@@ -131,3 +131,31 @@ def test_without_tiers_nothing_is_made(tmp_path: Path) -> None:
 def test_an_owner_that_lives_is_not_dead() -> None:
     owner = Owner(host=host(), pid=os.getpid(), process_started=started(os.getpid()), run_id="run")
     assert not owner.is_dead
+
+
+def test_what_this_host_had_before_it_was_booted_again_is_dead() -> None:
+    boot, *rest = started(os.getpid()).split("/")
+    assert boot
+    before = Owner(host=host(), pid=os.getpid(), process_started="/".join(["another-boot", *rest]), run_id="run")
+    assert before.is_dead
+    elsewhere = Owner(host=host(), pid=1, process_started=f"{boot}/pid:[1]/7", run_id="run")
+    assert not elsewhere.is_dead, "another container cannot be seen"
+    assert not Owner(host=host(), pid=1, process_started="", run_id="run").is_dead
+
+
+def test_what_another_rank_removes_meanwhile_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dead("other", tmp_path)
+    real = os.scandir
+
+    def vanishing(folder: object) -> object:
+        if str(folder).endswith("/data"):
+            raise FileNotFoundError(str(folder))
+        return real(folder)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert places._touched(path) > 0
+    assert places._nbytes(path) >= 0
+    monkeypatch.undo()
+    assert places._nbytes(path) >= 1 << 16
+    assert places._touched(tmp_path / "gone") == 0
+    assert list(places._nodes(tmp_path / "gone")) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -24,7 +25,8 @@ _PATIENCE_S: Final = 60.0
 class Complete:
     """Every rank says which steps it has; rank 0 looks, on a thread of its own, which ones all have, and tells.
 
-    Nobody waits: what a rank does not know yet stays a little longer.
+    Nobody waits: what a rank does not know yet stays a little longer. A step that some rank does not have after a while
+    is settled without being complete: it never becomes so later, for then a rank may have let it go.
     """
 
     def __init__(self, claim: Claim, peers: Peers, *, what: str, clock: Clock) -> None:
@@ -33,19 +35,20 @@ class Complete:
         self._clock = clock
         self.told: Callable[[int], object] = lambda _: None
         """Called on rank 0 with each step that is found to be complete."""
-        self._mine: tuple[int, ...] = ()  # replaced as a whole: two threads look at it
+        self._mine: tuple[int, ...] = ()  # replaced as a whole: two threads look at it; see `_missing`
         self._theirs: defaultdict[int, set[int]] = defaultdict(set)
         self._newest: int | None = None
+        self._settled = -1  # no step up to this one becomes complete any more
+        self._telling = threading.Lock()
         self._steps: SimpleQueue[int | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         if peers.rank == 0:
             self._thread = threading.Thread(target=self._look, name=f"resilient-{what}", daemon=True)
             self._thread.start()
 
-    @property
-    def known(self) -> int | None:
-        """The newest step that this rank knows to be complete."""
-        return self._newest
+    def settled(self, step: int) -> bool:
+        """Say whether it is decided if a step is complete, as far as this rank knows."""
+        return step <= self._settled
 
     def newest(self) -> int | None:
         """Return the newest step that is known to be complete; asks the key-value store, but does not wait."""
@@ -54,22 +57,32 @@ class Complete:
                 found = self._peers.fetch(f"{self._topic}/all", 0)
             except PeerError:
                 return self._newest  # rank 0 is gone, and with it the job
-            self._newest = self._newest if found is None else msgspec.msgpack.decode(found, type=int)
+            if found is not None:
+                self._newest, self._settled = msgspec.msgpack.decode(found, type=tuple[int | None, int])
         return self._newest
 
+    def failed(self, step: int) -> None:
+        """Say that this rank will not have a step; any thread."""
+        if self._peers.rank == 0:
+            self._settle(step, complete=False)
+        else:
+            self._say(_missing(step))
+
     def written(self, step: int) -> None:
-        """Say that this rank has a step; from one thread."""
-        self._mine = (*self._mine, step)[-_REMEMBERED:]
-        if self._peers.world_size > 1:
-            try:
-                self._peers.publish(f"{self._topic}/{self._peers.rank}", msgspec.msgpack.encode(self._mine))
-            except PeerError:
-                return  # nobody can be told any more
+        """Say that this rank has a step."""
+        self._say(step)
         self._steps.put(step)
 
     def close(self) -> None:
         """Stop looking. Idempotent."""
         self._steps.put(None)
+
+    def _say(self, word: int) -> None:
+        with self._telling:
+            self._mine = (*self._mine, word)[-_REMEMBERED:]
+            if self._peers.world_size > 1:
+                with suppress(PeerError):  # nobody can be told any more
+                    self._peers.publish(f"{self._topic}/{self._peers.rank}", msgspec.msgpack.encode(self._mine))
 
     def _look(self) -> None:
         step: int | None = self._steps.get()
@@ -86,10 +99,25 @@ class Complete:
                 if self._is_complete(step):
                     return self._steps.get()
             poll_s = min(2 * poll_s, _LONGEST_POLL_S)
+        self._settle(step, complete=False)
         return self._steps.get()
 
+    def _settle(self, step: int, *, complete: bool) -> None:
+        """Decide about all steps up to this one, unless that is done, and tell; on rank 0."""
+        with self._telling:
+            if step <= self._settled:
+                return
+            newest = step if complete else self._newest
+            if self._peers.world_size > 1:
+                with suppress(PeerError):  # the job is over
+                    self._peers.publish(f"{self._topic}/all", msgspec.msgpack.encode((newest, step)))
+            # After that: what is ordered of all ranks because of it must find them knowing it.
+            self._newest, self._settled = newest, step
+        if complete:
+            self.told(step)
+
     def _is_complete(self, step: int) -> bool:
-        """Find the newest step that all ranks have; say whether it is this one, or newer."""
+        """Find the newest step that all ranks have; say whether this one need not be looked for any more."""
         common = set(self._mine)
         try:
             for rank in range(1, self._peers.world_size):
@@ -97,12 +125,16 @@ class Complete:
                     found = self._peers.fetch(f"{self._topic}/{rank}", 0)
                     self._theirs[rank] = set() if found is None else set(msgspec.msgpack.decode(found, type=list[int]))
                 common &= self._theirs[rank]
+                if _missing(step) in self._theirs[rank]:
+                    self._settle(step, complete=False)
             newest = max(common, default=None)
-            if newest is not None and newest > (-1 if self._newest is None else self._newest):
-                self._newest = newest
-                if self._peers.world_size > 1:
-                    self._peers.publish(f"{self._topic}/all", msgspec.msgpack.encode(newest))
-                self.told(newest)
+            if newest is not None:
+                self._settle(newest, complete=True)
         except PeerError:
             return True  # the job is over; the next state, if there is one, is looked for again
-        return self._newest is not None and self._newest >= step
+        return step <= self._settled
+
+
+def _missing(step: int) -> int:
+    """Return how a rank says that it will not have a step."""
+    return -1 - step

@@ -17,11 +17,13 @@ import msgspec
 
 from resilient.catalog.commit import try_commit
 from resilient.catalog.line import read_chain, read_line
+from resilient.catalog.marks import is_failed
 from resilient.catalog.once import create_once, exists
-from resilient.catalog.outcomes import read_history
+from resilient.catalog.outcomes import read_outcome
+from resilient.catalog.parallel import each as for_each
 from resilient.clock import Clock, Deadline
 from resilient.engine.peers import Peers, pack, pack_error, unpack
-from resilient.errors import ConflictError, CorruptError, ErrorKind, PeerError, ResilientError
+from resilient.errors import ConflictError, CorruptError, ErrorKind, PeerError, ResilientError, StoreError
 from resilient.events import Bus, Notice, TiersFinished
 from resilient.format import layout
 from resilient.format.documents import Commit, Receipt, decode_document, encode_document
@@ -119,7 +121,12 @@ class Finishing:
         return self._peers.numbered(f"tiers-{what}")
 
     def _parts(self, store: LocalStore, shards: Shards) -> Iterator[_Part]:
-        for key in list(store.list(layout.STEPS)):
+        try:
+            keys = list(store.list(layout.STEPS))
+        except StoreError as error:  # a disk that is broken must not keep the run from starting without it
+            self._tell(f"the tier {shards.name} cannot be read, and nothing in it is finished: {error}")
+            return
+        for key in keys:
             parsed = layout.parse_attempt(key)
             if parsed is None or not parsed[1].startswith("receipts/") or parsed[0].generation >= self._generation:
                 continue
@@ -145,22 +152,31 @@ class Finishing:
         newest = line.commits[0].step if line.commits else -1
         chain = read_chain(self._store, [*holders, *(commit.attempt for commit in line.commits[:1])])
         newer = [attempt for attempt in sorted(holders, reverse=True) if attempt.step > newest]
-        hopeful = [attempt for attempt in newer if chain.holds(attempt)]
-        if hopeful and self._is_poisoned():
-            self._tell(f"{hopeful[0]} is left in the tiers: the life that made it ended with a numeric failure")
+        hopeful = self._sound([attempt for attempt in newer if chain.holds(attempt)])
+        failed = is_failed(self._store, line.commits[0].attempt) if hopeful and line.commits else None
+        if failed is not None:
+            # What came after it continued from it, so that to finish that would undo the mark.
+            why = f"{line.commits[0].attempt}, which it continues, is marked failed ({failed.why})"
+            self._tell(f"{hopeful[0]} is left in the tiers: {why}")
             return None
         for attempt in hopeful:
             parts, world_size = holders[attempt], sizes[attempt]
-            stored = {rank for rank in range(world_size) if exists(self._store, attempt.receipt(rank))}
+            receipts = [attempt.receipt(rank) for rank in range(world_size)]
+            there = for_each(lambda key: exists(self._store, key), receipts)
+            stored = {rank for rank, found in enumerate(there) if found}
             if set(range(world_size)) <= stored | set(parts) and not exists(self._store, attempt.tombstone):
                 copies = _shared_out({rank: by for rank, by in parts.items() if rank not in stored})
                 return _Plan(attempt.step, attempt.generation, attempt.nonce, world_size, copies)
         return None
 
-    def _is_poisoned(self) -> bool:
-        """Say whether the last life ended with a loss that was no number, or the like: its last states have it too."""
-        lives = read_history(self._store, before=self._generation).lives
-        return bool(lives) and lives[0].failure is not None and lives[0].failure.cause == NUMERIC
+    def _sound(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Leave out those of lives that ended with a loss that was no number, or the like: they may have it too."""
+        outcomes = {number: read_outcome(self._store, number) for number in {each.generation for each in attempts}}
+        poisoned = {number for number, found in outcomes.items() if found is not None and found.cause == NUMERIC}
+        left = [attempt for attempt in attempts if attempt.generation in poisoned]
+        if left:
+            self._tell(f"{left[0]} is left in the tiers: the life that made it ended with a numeric failure")
+        return [attempt for attempt in attempts if attempt.generation not in poisoned]
 
     # --- all ranks copy -----------------------------------------------------------------------------------------------
 
@@ -169,12 +185,13 @@ class Finishing:
         attempt = plan.attempt
         self._tell(f"{attempt} is complete in the tiers of the nodes and newer than what is committed: it is finished")
         mine = sorted(rank for rank, holder in plan.copies.items() if holder == self._peers.rank)
-        answers = self._peers.gather(
-            self._topic("copied"), _outcome(lambda: str(self._copy(attempt, mine)).encode()), self._timeout_s
-        )
+        # Both at once: whoever gives up after the first must count as those do who go on.
+        copied, committed = self._topic("copied"), self._topic("committed")
+        outcome = _outcome(lambda: str(self._copy(attempt, mine)).encode())
         try:
+            answers = self._peers.gather(copied, outcome, self._timeout_s)
             nbytes = sum(int(unpack(answer)) for answer in answers)
-            packed = self._peers.share(self._topic("committed"), lambda: self._commit(plan), self._timeout_s)
+            packed = self._peers.share(committed, lambda: self._commit(plan), self._timeout_s)
         except ResilientError as error:
             self._tell(f"{attempt} cannot be finished from the tiers: {error}")
             return None

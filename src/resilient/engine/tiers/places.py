@@ -42,8 +42,15 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is known to be gone; a process in another container cannot be seen."""
-        return lives(self.host, self.pid, self.process_started) is False
+        """Whether it is known to be gone; a process in another container cannot be seen.
+
+        One of this host before it was booted again is.
+        """
+        living = lives(self.host, self.pid, self.process_started)
+        if living is not None or self.host != host():
+            return living is False
+        here = _boot(started(os.getpid()))
+        return bool(here) and _boot(self.process_started) not in ("", here)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +163,23 @@ def _write_owner(folder: Path, owner: Owner) -> None:
     partial.replace(folder / _OWNER)
 
 
+def _boot(process_started: str) -> str:
+    return process_started.partition("/")[0] if process_started.count("/") > 1 else ""
+
+
 def _nodes(base: Path) -> Iterator[tuple[Path, Owner]]:
-    for path in sorted(base.glob(f"*/*/{_OWNER}")):
+    for path in [node for run in _within(base) for node in _within(run)]:
         try:
-            yield path.parent, msgspec.json.decode(path.read_bytes(), type=Owner)
+            yield path, msgspec.json.decode((path / _OWNER).read_bytes(), type=Owner)
         except (OSError, msgspec.DecodeError):
             continue  # it is being removed, or is nobody's
+
+
+def _within(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []  # another rank has just removed it
 
 
 def _dead_of_others(base: Path, run_id: str) -> list[Path]:
@@ -170,19 +188,19 @@ def _dead_of_others(base: Path, run_id: str) -> list[Path]:
 
 def _touched(path: Path) -> float:
     """Return when something was written there last."""
-    times = [path.stat().st_mtime if path.exists() else 0.0]
-    for each in path.rglob("*"):
-        with suppress(OSError):
-            times.append(each.stat().st_mtime)
-    return max(times)
+    return max((found.st_mtime for found in _all_in(path)), default=0.0)
 
 
 def _nbytes(path: Path) -> int:
-    total = 0
-    for each in path.rglob("*"):
-        with suppress(OSError):
-            total += each.stat().st_blocks * 512
-    return total
+    return sum(found.st_blocks * 512 for found in _all_in(path))
+
+
+def _all_in(path: Path) -> Iterator[os.stat_result]:
+    """Look at a directory and all in it, as far as another rank does not remove it meanwhile."""
+    for folder, _, names in os.walk(path):
+        for each in (folder, *(os.path.join(folder, name) for name in names)):  # noqa: PTH118 -- of many files
+            with suppress(OSError):
+                yield os.stat(each)  # noqa: PTH116 -- see above
 
 
 def _room(base: Path, available: Callable[[], int] | None) -> int:
