@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from resilient.clock import SYSTEM_CLOCK
+from resilient.detect import metadata
 from resilient.detect.metadata import cloud_source
 from resilient.detect.notice import Source
 from resilient.detect.polling import Poller
@@ -118,3 +119,8 @@ def test_nobody_there_is_an_error_within_seconds() -> None:
         asked = source(cloud, "gcp")
     with pytest.raises(OSError, match="refused"):
         asked.poll()
+
+
+def test_azure_may_say_null_for_no_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "_ask", lambda *_: b'{"DocumentIncarnation": 1, "Events": null}')
+    assert cloud_source("azure", None, SYSTEM_CLOCK).poll() is None

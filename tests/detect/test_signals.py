@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import resource
 import signal
 import socket
 import threading
@@ -160,3 +161,22 @@ def test_a_forked_child_is_as_if_nobody_listened() -> None:
         os.kill(child, signal.SIGTERM)
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
         assert signals.wait(0.1) == set(), "the signal of the child was taken for one of this process"
+
+
+def test_a_signal_is_noticed_where_descriptors_have_large_numbers_and_one_wait_returns_all_that_came() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(2048, before[1])), before[1]))
+    held: list[int] = []
+    try:
+        while not held or held[-1] < 1024:
+            held.append(os.dup(0))
+        with listening() as signals:
+            assert signals._woken.fileno() >= 1024
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signals.wait(10) == {signal.SIGTERM}
+            signals._called.append(signal.SIGUSR1)  # as if its byte had found no room
+            assert signals.wait(0) == {signal.SIGUSR1}
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous.api import RendezvousParameters, RendezvousTimeoutError
 
-from resilient.elastic import handler
+from resilient.elastic import directories, handler
 from resilient.elastic.conf import Conf, read_conf
+from resilient.elastic.node import Asked
 from resilient.errors import ErrorKind, StoreError, UsageError
 from resilient.store.base import Capabilities
 from resilient.store.memory import MemoryStore
@@ -71,3 +77,55 @@ def test_settings_are_checked_by_name_and_value() -> None:
         read_conf({"join_timeout": "soon"})
     with pytest.raises(UsageError, match="check_command is 'maybe': it must be 0 or 1"):
         read_conf({"check_command": "maybe"})
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("RESILIENT_NODE_DIR", "")
+    monkeypatch.setenv("RESILIENT_EXITS_DIR", str(tmp_path / "exits"))
+    made = handler.create(parameters(str(tmp_path / "place"), check_command="0", local_addr="127.0.0.1"))
+    yield made
+    made._leave()
+
+
+def test_what_was_said_of_a_round_that_did_not_come_about_is_not_said_to_the_next_workers(
+    agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = agent._connect
+
+    def fail_once(closed: Any, membership: Any) -> Any:
+        monkeypatch.setattr(agent, "_connect", connect)
+        agent._me.node.ask(Asked(kind="resize", why="a node has come"))
+        agent._me.node.restart()
+        membership.reform = "a member is lost"
+
+    monkeypatch.setattr(agent, "_connect", fail_once)
+    agent.next_rendezvous()
+    assert agent._membership.closed.round == 2
+    assert not agent._me.node.restarting()
+    assert agent._me.node.asked_last() is None
+    assert [thread.name for thread in threading.enumerate()].count("resilient-membership") == 1
+
+
+def test_a_node_that_never_comes_into_its_rounds_is_named_and_not_waited_for_for_ever(
+    agent: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handler, "_READY_S", 0.3)
+    monkeypatch.setattr(TCPStore, "check", lambda *_: False)
+    with pytest.raises(RendezvousTimeoutError, match="3 rounds in a row") as caught:
+        agent.next_rendezvous()
+    assert f"node 0 ({agent._me.agent.title}) did not come to the key-value server" in str(caught.value)
+    assert len([told for told in caplog.messages if "did not come to" in told]) == 3
+
+
+def test_directories_of_agents_that_were_killed_are_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mine = directories.make_directory()
+    program = "from resilient.elastic.directories import make_directory; print(make_directory())"
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    dead = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.strip()
+    (tmp_path / "resilient-node-new").mkdir()
+    assert directories.collect() == [Path(dead)]
+    assert sorted(tmp_path.iterdir()) == sorted([mine, tmp_path / "resilient-node-new"])

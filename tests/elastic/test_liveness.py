@@ -36,6 +36,24 @@ def at(nonce: str, port: int, *addresses: str) -> Any:
     return msgspec.structs.replace(agent(nonce), addresses=addresses or ("127.0.0.1",), port=port)
 
 
+def test_a_listener_without_descriptors_rests_between_its_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    class Full:
+        def accept(self) -> None:
+            tries.append(1)
+            raise OSError(24, "Too many open files")
+
+    with Listener("1", lambda: None) as listener:
+        real = listener._socket
+        monkeypatch.setattr(listener, "_socket", Full())
+        try_all("2", [at("1", listener.port)], timeout_s=0.2)  # ends the accept() that waits
+        time.sleep(0.5)
+        assert 1 <= len(tries) <= 8
+        monkeypatch.setattr(listener, "_socket", real)
+        assert try_all("2", [at("1", listener.port)], timeout_s=5) == {"1": 0}
+
+
 def test_an_agent_that_answers_is_reached_and_one_that_ends_is_gone_for_certain(watches: Watches) -> None:
     listener = Listener("1", lambda: None)
     watches.watch([at("1", listener.port)])

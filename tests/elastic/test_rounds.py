@@ -171,6 +171,15 @@ def test_a_connected_set_is_connected_and_nobody_can_be_added(cut: set[tuple[int
     assert not [extra for extra in names if extra not in found and all(connected(extra, each) for each in found)]
 
 
+def test_one_first_node_with_a_bad_link_does_not_split_a_large_job() -> None:
+    names = [f"{number:03}" for number in range(100)]
+    alone = {**{each: reach(each, names) for each in names}, "000": reach("000", names, names[1:])}
+    assert connected_set(names, alone) == names[1:]
+    half = {**alone, "000": reach("000", names, names[40:])}
+    assert connected_set(names, half) == names[1:]
+    assert connected_set(names, {each: reach(each, names) for each in names}) == names
+
+
 @given(st.integers(1, 60))
 def test_everybody_is_watched_by_somebody(size: int) -> None:
     names = [str(number) for number in range(size)]

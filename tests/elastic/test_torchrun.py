@@ -17,7 +17,7 @@ import pytest
 
 import resilient
 from resilient.catalog.process import started
-from resilient.elastic.torchrun import wants_requeue
+from resilient.elastic.torchrun import is_done, wants_requeue
 
 LIMIT_S = 120.0
 PROGRAM = """
@@ -164,3 +164,10 @@ def test_a_notice_before_there_are_workers_asks_to_be_started_again(tmp_path: Pa
 )
 def test_who_asks_to_be_started_again(notes: list[str], signalled: bool, verdict: bool) -> None:
     assert wants_requeue(notes, signalled=signalled) is verdict
+
+
+def test_a_job_that_was_done_all_the_same_is_done() -> None:
+    assert is_done(["0", "0"])
+    assert not is_done([])
+    assert not is_done(["0", ""])
+    assert not is_done(["0", "75"])

@@ -12,7 +12,7 @@ import pytest
 from resilient.clock import SYSTEM_CLOCK
 from resilient.engine.peers import Peers, _OwnMemory
 from resilient.errors import ErrorKind, PeerError
-from resilient.run.stop_agreement import Ask, StopAgreement
+from resilient.run.stop_agreement import Ask, StopAgreement, Word
 
 STEPS = 300
 
@@ -178,3 +178,60 @@ def test_a_store_that_is_gone_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     started_s = time.monotonic()
     assert first.depart(0) is None
     assert time.monotonic() - started_s < 1
+
+
+def test_rank_0_gives_up_in_time_also_while_it_reads_what_many_have_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(50, collective=False, seed=1, timeout_s=0.2)
+    first = job.agreements[0]
+    first.start(0)
+    check = _OwnMemory.check
+
+    def slow(values: _OwnMemory, keys: list[str]) -> bool:
+        time.sleep(0.02)
+        return check(values, keys)
+
+    job.ask(1)
+    job.agreements[1].look(job.wanted[1])
+    for rank, agreement in enumerate(job.agreements[1:], 1):
+        agreement.start(0)
+        agreement.look(job.wanted[rank])
+    monkeypatch.setattr(_OwnMemory, "check", slow)
+    started_s = time.monotonic()
+    first.look(None)
+    assert time.monotonic() - started_s < 0.8, "they wait for so long"
+    assert not first.busy, "it has said that there is no word"
+    assert len(job.told) == 1
+
+
+def test_no_step_is_named_once_a_rank_has_gone_on() -> None:
+    job = Job(2, collective=False, seed=1, timeout_s=0.1)
+    first, second = job.agreements
+    first.start(0)
+    second.start(0)
+    assert second.depart(0) is None
+    job.ask(1)
+    second.look(job.wanted[1])
+    assert second.depart(1) is None, "rank 0 is frozen"
+    assert second.depart(2) is None
+    first.look(None)
+    second.look(None)
+    assert first.word is None
+    assert second.word is None
+    assert any("rank 1 has given up" in told for told in job.told)
+
+
+def test_who_sees_that_rank_0_is_settling_waits_for_its_word() -> None:
+    job = Job(2, collective=False, seed=1, timeout_s=0.1)
+    first, second = job.agreements
+    first.start(0)
+    second.start(0)
+    assert second.depart(0) is None
+    job.ask(1)
+    second.look(job.wanted[1])
+    Peers(0, 2, job.values).publish("t/0/settling", b"")
+    timer = threading.Timer(0.3, lambda: second._hear(Word(1, Ask("stop", "SIGTERM", 1))))
+    timer.start()
+    word = second.depart(1)
+    timer.join()
+    assert word is not None
+    assert word.step == 1

@@ -204,6 +204,31 @@ def test_a_run_that_ends_before_it_can_stop_is_done_and_the_signal_comes_after(t
     assert resilient.checkpoints(tmp_path)[0].step == 5
 
 
+def test_a_rank_leaves_a_note_only_once_it_has_steps_to_lose_and_is_done_before_it_hears_a_late_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESILIENT_EXITS_DIR", str(tmp_path))
+    note = tmp_path / "0"
+    note.write_text("1")  # of an earlier life
+    heard: list[str] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(note.read_text()))
+    try:
+
+        @resilient.train(tmp_path / "run", every=10**6)
+        def main(run: Run) -> None:
+            assert not note.exists()
+            run.track(state={"w": torch.zeros(1)})
+            assert note.read_text() == ""
+            for _ in run.steps(range(5), total=5):
+                if run.step == 4:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == ["", "0"]
+
+
 @pytest.mark.field_report("BR-169")
 def test_a_grace_time_that_is_too_short_is_said_at_the_start_and_after_the_first_save(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -442,6 +467,47 @@ def test_a_resize_is_saved_by_all_who_then_wait_for_their_agent(
     for each in parked:
         os.kill(each.pid, signal.SIGTERM)
     assert life.wait(30) == [-signal.SIGTERM] * 2
+
+
+def test_whoever_still_waits_for_a_commit_when_its_agent_restarts_it_ends_as_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = tmp_path / "node"
+    node.mkdir()
+    monkeypatch.setenv("RESILIENT_NODE_DIR", str(node))
+    monkeypatch.setenv("RESILIENT_EXITS_DIR", str(tmp_path))
+    life = Life(1, tmp_path / "life", resize_slowly, str(tmp_path / "run"), str(node))
+    end = time.monotonic() + 90
+    while not (node / "asked.json").exists():
+        assert life.alive, life.output()
+        assert time.monotonic() < end, life.output()
+        time.sleep(0.05)
+    time.sleep(1.5)
+    assert life.alive, life.output()
+    assert not Node(node).parked()
+    Node(node).restart()
+    os.kill(int((tmp_path / "run-pid").read_text()), signal.SIGTERM)
+    assert life.wait(30) == [143], life.output()
+    assert (tmp_path / "0").read_text() == "", "not the code to start the whole job again"
+
+
+def resize_slowly(place: str, node: str) -> None:
+    Path(f"{place}-pid").write_text(str(os.getpid()))
+
+    @resilient.train(place, every=10**6, max_bandwidth="0.3MB/s", compress="off")
+    def main(run: Run) -> None:
+        state = {"w": torch.rand(3_000_000)}
+        run.track(state=state)
+        for _ in run.steps(range(10**5)):
+            if run.step == 1:
+                run.save().wait(60)
+            run.fence()
+            state["w"] += 1
+            if run.step == 3:  # the next save waits for as long as the first one was worth
+                Node(Path(node)).ask(Asked(kind="resize", why="a node has come"))
+            time.sleep(0.01)
+
+    main()
 
 
 def test_ranks_whose_sibling_was_killed_end_at_once_when_the_agent_ends_them(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ def resize(run: str, *, nodes: int, why: str, as_json: bool) -> None:
     """Ask the nodes that train in RUN to go on with this number of them, in the same job.
 
     All ranks save the same step; once it is committed, the agents of `torchrun --rdzv-backend=resilient` begin a new
-    round with that many nodes, and the others end. No completed step is lost. More nodes than there are: those that
-    come later join. A job that another launcher has started does not know such requests.
+    round with that many nodes. The others stay as spares, and end with the job. No completed step is lost. More nodes
+    than there are: those that come later join. A job that another launcher has started does not know such requests.
     """
     place = whole_run(run, "resize")
     request = ask(place.store, "resize", nodes=nodes, why=why, clock=SYSTEM_CLOCK)

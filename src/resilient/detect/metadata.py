@@ -93,7 +93,7 @@ class Azure:
 
     def poll(self) -> Notice | None:
         found = _ask(f"{self._base}/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"})
-        events = [] if found is None else _document(found, self.name).get("Events", [])
+        events = [] if found is None else _document(found, self.name).get("Events") or []  # null, if there are none
         preempts = [event for event in events if event.get("EventType") == "Preempt"]
         if not preempts:
             return None

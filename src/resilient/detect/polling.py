@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Final
 
 from resilient.detect.notice import Notice, Source
-from resilient.errors import ResilientError
 
 _JOIN_S: Final = 0.5
 
@@ -42,9 +41,9 @@ class Poller:
         try:
             self.newest = self._source.poll()
             self._silent = False
-        except (OSError, ValueError, LookupError, ResilientError) as error:
+        except Exception as error:  # noqa: BLE001 -- thread main: a source that is not understood once is asked again
             if not self._silent:
-                self._notice(f"{self._source.name} does not say whether to stop: {error}")
+                self._notice(f"{self._source.name} does not say whether to stop: {type(error).__name__}: {error}")
             self._silent = True
 
     def _run(self) -> None:

@@ -42,6 +42,8 @@ class StopSignals:
         self._woken, self._wakes = socket.socketpair()
         self._woken.setblocking(False)
         self._wakes.setblocking(False)
+        self._poll = select.poll()  # not select(), which knows no descriptor beyond 1023
+        self._poll.register(self._woken, select.POLLIN)
         self._wakes_before = -1
         self._waking = False
 
@@ -68,14 +70,10 @@ class StopSignals:
 
     def wait(self, timeout_s: float) -> set[int]:
         """Return the signals that have come since the last call; wait so long for one. For any one thread."""
-        try:
-            ready = select.select([self._woken], [], [], timeout_s)[0]
-        except (OSError, ValueError):
-            return set()  # closed meanwhile
         heard: set[int] = set()
-        if ready:
-            with suppress(OSError):
-                heard.update(self._woken.recv(4096))
+        with suppress(OSError):  # nothing has come, or it was closed meanwhile
+            self._poll.poll(1000 * timeout_s)
+            heard.update(self._woken.recv(4096))
         if heard and self._wakes_before != -1:
             with suppress(OSError):
                 os.write(self._wakes_before, bytes(heard - {0}))  # whoever listened before us

@@ -21,7 +21,7 @@ class Conf:
     last_call_timeout: float = 5.0  # for more nodes, once there are enough
     survivors_timeout: float = 60.0  # for members that live to stop their workers and come back
     resize_timeout: float = 120.0  # for workers to save and park before they are restarted with more or fewer nodes
-    deaf_timeout: float = 5.0  # the same for workers that never look at what is asked of them
+    deaf_timeout: float = 5.0  # the same for workers that have not looked in the first resize_timeout of their round
     ping_timeout: float = 2.5  # for an agent's sign of life
     poll_interval: float = 2.0  # between two looks at the store while training goes on
     exit_timeout: float = 300.0  # for the other nodes to finish

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from resilient.clock import SYSTEM_CLOCK, Clock, Deadline, rfc3339
 from resilient.config import export, read_process, read_settings
 from resilient.elastic.agent_store import AgentStore
 from resilient.elastic.conf import Conf, read_conf
+from resilient.elastic.directories import collect, make_directory
 from resilient.elastic.documents import Agent, Closed
 from resilient.elastic.joining import JobOver, Joining
 from resilient.elastic.ledger import Ledger
@@ -50,6 +50,8 @@ _CALL_TIMEOUT_S: Final = 3.0  # of one call of the store while training goes on
 _STORE_TIMEOUT_S: Final = 10.0  # of the key-value server: its host was reached a moment ago
 _READY_S: Final = 60.0  # for all members to have seen that the round is closed
 _POLL_S: Final = 0.02
+_STOP_LOOKING_S: Final = 10.0  # for a look at the round before to end
+_LATE_ROUNDS: Final = 3  # after so many rounds in a row into which not all members came, no other one is tried
 
 
 def create(parameters: RendezvousParameters) -> RoundsHandler:
@@ -90,8 +92,10 @@ class RoundsHandler(RendezvousHandler):
         self._next_server: dist.TCPStore | None = None
         self._agent_store: AgentStore | None = None
         self._finished = False
+        self._late_rounds = 0
         self._asked = Asking(request=newest_request(store)[0])  # older ones were for others
-        self._directory = Path(tempfile.mkdtemp(prefix="resilient-node-"))
+        collect()
+        self._directory = make_directory()
         exits = read_process().exits_dir
         self._exits = self._directory / "exits" if exits is None else Path(exits)
         self._exits.mkdir(exist_ok=True)
@@ -115,11 +119,10 @@ class RoundsHandler(RendezvousHandler):
         """Return the next round that this node is in.
 
         Raises:
-            RendezvousTimeoutError: not enough nodes came in time.
+            RendezvousTimeoutError: not enough nodes came in time, or some never came into a round that had them.
             SystemExit: the job is over (0), or was stopped (75).
         """
         self._check_stopped()
-        self._me.node.clear()
         for note in self._exits.iterdir():
             note.unlink(missing_ok=True)
         previous = self._membership
@@ -127,11 +130,13 @@ class RoundsHandler(RendezvousHandler):
             previous.reform = "its workers ended, and are started again"
         while True:
             closed = self._form()
-            membership = Membership(self._member(), closed)
-            membership.start()
             if self._membership is not None:
-                self._membership.close()
-            self._membership = membership
+                self._membership.close(wait_s=_STOP_LOOKING_S)
+            # In each pass: what was said of a round that did not come about would end the next workers without a save.
+            self._check_stopped()
+            self._me.node.clear()
+            self._membership = membership = Membership(self._member(), closed)
+            membership.start()
             store = self._connect(closed, membership)
             if store is not None:
                 return self._info(closed, membership, previous, store)
@@ -190,7 +195,7 @@ class RoundsHandler(RendezvousHandler):
 
     def _member(self) -> Self:
         """Return this agent with a view of the store whose calls are answered soon or not at all."""
-        return replace(self._me, ledger=Ledger(self._store.within(_CALL_TIMEOUT_S), self._run_id))
+        return replace(self._me, ledger=self._me.ledger.through(self._store.within(_CALL_TIMEOUT_S)))
 
     def _form(self) -> Closed:
         joining = Joining(
@@ -215,25 +220,41 @@ class RoundsHandler(RendezvousHandler):
         return int(self._next_server.port)
 
     def _connect(self, closed: Closed, membership: Membership) -> dist.Store | None:
-        """Return the round's key-value store when all members have come to it; None if one of them is gone."""
+        """Return the round's key-value store when all members have come to it; None if one of them is gone.
+
+        Raises:
+            RendezvousTimeoutError: some have not come in time, again and again; they are named.
+        """
         deadline = Deadline(self._clock, _READY_S)
-        store = self._open_server(closed, membership)
+        store = self._open_server(closed, membership, deadline)
         rank = closed.nonces.index(self._me.nonce)
         ready = [f"resilient/ready/{number}" for number in range(len(closed.members))]
         while store is not None and membership.reform is None and not deadline.expired:
             try:
                 store.set(ready[rank], "")
                 if store.check(ready):
+                    self._late_rounds = 0
                     return store
             except RuntimeError:
-                store = self._open_server(closed, membership)
+                store = self._open_server(closed, membership, deadline)
             self._clock.sleep(_POLL_S)
+        if membership.reform is None:
+            self._count_late(closed, _missing(closed, store, ready))
         return None
 
-    def _open_server(self, closed: Closed, membership: Membership) -> dist.TCPStore | None:
+    def _count_late(self, closed: Closed, missing: str) -> None:
+        self._late_rounds += 1
+        LOGGER.warning("round %d: within %g s %s; forming another one", closed.round, _READY_S, missing)
+        if self._late_rounds >= _LATE_ROUNDS:
+            raise RendezvousTimeoutError(
+                f"{self._late_rounds} rounds in a row did not come about; in the last one {missing} "
+                "(hint: look at the log of what is named, and whether a firewall lets all ports through)"
+            )
+
+    def _open_server(self, closed: Closed, membership: Membership, deadline: Deadline) -> dist.TCPStore | None:
         if closed.master == self._me.nonce:
             return self._next_server
-        while membership.reform is None:
+        while membership.reform is None and not deadline.expired:
             try:
                 return dist.TCPStore(
                     closed.address, closed.port, is_master=False, timeout=timedelta(seconds=_STORE_TIMEOUT_S)
@@ -298,6 +319,19 @@ def _command(arguments: Sequence[str]) -> Sequence[str]:
 
     parsed: Namespace = parse_args(list(arguments))  # type: ignore[no-untyped-call]  # torch's own
     return [parsed.training_script, *parsed.training_script_args]
+
+
+def _missing(closed: Closed, store: dist.Store | None, ready: Sequence[str]) -> str:
+    """Say in words what a round lacks: its key-value server, or some of its members."""
+    server = f"the key-value server {closed.address}:{closed.port}"
+    try:
+        absent = None if store is None else [number for number, key in enumerate(ready) if not store.check([key])]
+    except RuntimeError:
+        absent = None
+    if absent is None:
+        return f"{server} of node 0 ({closed.members[0].title}) could not be reached"
+    names = ", ".join(f"node {number} ({closed.members[number].title})" for number in absent)
+    return f"{names or 'somebody'} did not come to {server}"
 
 
 def _in_one_line(closed: Closed, before: Membership | None) -> str:

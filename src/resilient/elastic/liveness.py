@@ -25,6 +25,9 @@ _PONG: Final = b"P\n"
 _TRIES_AT_ONCE: Final = 32
 _TRIES_WHILE_ENDING: Final = 5
 _ENDING_S: Final = 0.1
+_MOST_CONNECTIONS: Final = 1024  # answered at once; who comes then waits in the queue of the socket
+_REST_S: Final = 0.1  # where no connection can be accepted
+_HELLO_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +56,12 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        self._closed = False
+        self._closed = threading.Event()
         threading.Thread(target=self._accept, name="resilient-listener", daemon=True).start()
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self._closed.set()
             connections = list(self._open)
         for each in (self._socket, *connections):
             with suppress(OSError):
@@ -72,15 +75,18 @@ class Listener:
         self.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
+            if len(self._open) >= _MOST_CONNECTIONS:
+                self._closed.wait(_REST_S)
+                continue
             try:
                 connection, _ = self._socket.accept()
             except OSError:
-                if self._closed:
-                    return
-                continue  # that caller has gone again
+                # That caller has gone again, or this process has no descriptor left: then the next try fails as well.
+                self._closed.wait(_REST_S)
+                continue
             with self._lock:
-                if self._closed:
+                if self._closed.is_set():
                     connection.close()
                     return
                 self._open.add(connection)
@@ -88,10 +94,11 @@ class Listener:
 
     def _answer(self, connection: socket.socket) -> None:
         with suppress(OSError, ValueError), connection:
-            connection.settimeout(60.0)  # whoever watches pings much more often
+            connection.settimeout(_HELLO_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with connection.makefile("rwb") as lines:
                 hello = json.loads(lines.readline(_LINE_NBYTES))
+                connection.settimeout(60.0)  # whoever watches pings much more often
                 lines.write(json.dumps({"here": self._nonce}).encode() + b"\n")
                 lines.flush()
                 wanted = isinstance(hello, dict) and hello.get("to") == self._nonce
@@ -249,11 +256,14 @@ class Watches:
         self._writing = threading.Lock()
         # Never changed, only replaced: several threads look at it.
         self._watched: Mapping[str, Watch] = {}
+        self._closed = False
 
     def watch(self, agents: Iterable[Agent]) -> None:
         """Watch exactly these from now on; who is gone already stays so until it is left out once."""
         wanted = {agent.nonce: agent for agent in agents if agent.nonce != self._me}
         with self._writing:
+            if self._closed:
+                wanted = {}  # by a look that was under way: its threads would watch for ever
             before = self._watched
             self._watched = {nonce: before.get(nonce) or self._new(agent) for nonce, agent in wanted.items()}
         for nonce in set(before).difference(wanted):
@@ -262,6 +272,8 @@ class Watches:
     def again(self, agent: Agent) -> None:
         """Watch an agent that was gone anew."""
         with self._writing:
+            if self._closed:
+                return
             before = self._watched
             self._watched = {**before, agent.nonce: self._new(agent)}
         if agent.nonce in before:
@@ -286,6 +298,9 @@ class Watches:
             each.poke()
 
     def close(self) -> None:
+        """Watch nobody, from now on."""
+        with self._writing:
+            self._closed = True
         self.watch(())
 
 

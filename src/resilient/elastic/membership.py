@@ -126,6 +126,7 @@ class Membership:
         self._tried: dict[str, tuple[float, bool]] = {}  # who waits: when it was tried, and whether it answered
         self._store_answers = True
         self._stopping = False
+        self._since = me.clock.monotonic()
         self._stop = threading.Event()
         self._looking = threading.Lock()
         self._watch()
@@ -134,12 +135,17 @@ class Membership:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop looking, and watching the members. The thread ends after the look that it may be at."""
+    def close(self, *, wait_s: float = 0.0) -> None:
+        """Stop looking, and watching the members. The thread ends after the look that it may be at.
+
+        ``wait_s``: so long that is waited for. In any case it says nothing to the workers any more.
+        """
         self._stop.set()
         self._ear.set()
         self._me.news.drop(self._ear)
         self._watches.close()
+        if wait_s and self._thread.is_alive():
+            self._thread.join(wait_s)
 
     @property
     def target(self) -> int:
@@ -207,7 +213,9 @@ class Membership:
                     return
             elif not others.difference(self._watches.gone()):
                 return  # without the store nobody can say that it is done; who does not answer either has left
+            looked = Deadline(me.clock, _TICK_S)
             ear.wait(min(_TICK_S, deadline.remaining_s))
+            self._stop.wait(looked.remaining_s)
             ear.clear()
         names = ", ".join(self._title(nonce) for nonce in sorted(self.survivors - {me.nonce}))
         LOGGER.warning("%s did not finish within %g s: not waiting any longer", names, deadline.timeout_s)
@@ -239,14 +247,24 @@ class Membership:
         self.poke()
 
     def _run(self) -> None:
+        poll_s, due, poked = self._me.conf.poll_interval, Deadline(self._me.clock, 0.0), False
         while not self._stop.is_set():
+            looked = Deadline(self._me.clock, _TICK_S)
             try:
-                self.look()
+                if poked or due.expired:
+                    due = Deadline(self._me.clock, poll_s)
+                    self.look()
+                else:
+                    with self._looking:
+                        self._judge()  # whether the workers have parked is in files of this host
             except Exception:  # noqa: BLE001 -- thread main: a node that looks no more would never form another round
                 LOGGER.exception("round %d: a look at the round failed; the next one follows", self.closed.round)
             soon = self.reform is None and (self._asked_at is not None or self._broken_at is not None)
-            self._ear.wait(_TICK_S if soon else self._me.conf.poll_interval)
-            self._ear.clear()
+            poked = self._ear.wait(min(_TICK_S, poll_s) if soon else poll_s)
+            self._stop.wait(looked.remaining_s)  # thousands may poke at once: one look serves them all
+            poked = poked or self._ear.is_set()
+            if poked:  # only then: what comes at this very moment is for the next time
+                self._ear.clear()
 
     def _read(self) -> None:
         me, number = self._me, self.closed.round
@@ -329,12 +347,14 @@ class Membership:
 
     def _judge(self) -> None:
         """Decide whether a new round has to be formed now, and ask the workers to get ready if one will be."""
-        if self.reform is not None:
+        if self.reform is not None or self._stop.is_set():
             return
         broken = self._broken()
         why = self._wanted() if broken is None else broken
         if why is None or (broken is not None and self._is_parking()):
             return
+        if self._stop.is_set():
+            return  # closed meanwhile: the directory is about to be that of the next workers
         LOGGER.info("round %d: %s; forming the next one", self.closed.round, why)
         self._me.node.restart()
         self.reform = why
@@ -373,7 +393,8 @@ class Membership:
         """Say why a round of another size is to be formed, once the workers are ready for it."""
         size, target = len(self.survivors), self.target
         if self._stopping:
-            return None
+            # Workers that were parked before do not look any more: their agent ends, and they with it.
+            return "a stop was asked for" if self._parked() else None
         if size < target and self.waiting:
             names = ", ".join(self.known.waiting[nonce].title for nonce in sorted(self.waiting))
             why = f"{names} asks to be let in"
@@ -389,11 +410,16 @@ class Membership:
             self._me.node.ask(Asked(kind="resize", why=why))
             LOGGER.info("round %d: %s; the workers are asked to save and park", self.closed.round, why)
         waited = now - self._asked_at
-        conf = self._me.conf
-        bound = conf.resize_timeout if self._me.node.listen() else conf.deaf_timeout
+        bound = self._bound_s(now)
         if self._parked():
             return f"{why}, and the workers are parked"
         return f"{why}, and the workers did not park within {bound:g} s" if waited >= bound else None
+
+    def _bound_s(self, now: float) -> float:
+        """Return how long workers have to park. Such as have not looked yet may still bring back their state."""
+        conf, node = self._me.conf, self._me.node
+        young = now - self._since < conf.resize_timeout
+        return conf.resize_timeout if young or node.listen() else conf.deaf_timeout
 
     def _parked(self) -> bool:
         parked = {each.local_rank for each in self._me.node.parked()}

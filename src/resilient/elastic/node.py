@@ -17,6 +17,7 @@ _PARKED: Final = "parked-"
 _LISTENS: Final = "listens-"
 _JOB: Final = "job"
 _RESTARTING: Final = "restarting"
+_KEPT: Final = "kept-"
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,8 +103,25 @@ class Node:
         except FileNotFoundError:
             return None
 
+    def keep(self, name: str, content: bytes) -> bytes:
+        """Return what was kept first under this name in this start of the job: ``content``, if nothing was."""
+        kept = self.directory / f"{_KEPT}{self.job() or ''}-{name}"
+        partial = self.directory / f".{kept.name}.{os.getpid()}"
+        partial.write_bytes(content)
+        try:
+            kept.hardlink_to(partial)  # whole, or not at all
+        except FileExistsError:
+            return kept.read_bytes()
+        else:
+            return content
+        finally:
+            partial.unlink()
+
     def clear(self) -> None:
-        """Forget what was said, but not the name of the job; for an agent that is about to start its workers."""
+        """Forget what was said, but not the name of the job and what is kept for it.
+
+        For an agent that is about to start its workers.
+        """
         said = (
             path for kind in (_ASKED, _RESTARTING, f"{_PARKED}*", f"{_LISTENS}*") for path in self.directory.glob(kind)
         )

@@ -14,6 +14,7 @@ MESH: Final = 16
 _SUCCESSORS: Final = 3
 _TAKEOVER_S: Final = 3.0  # after so long the next one in order closes what the first one does not
 _EVERY_START: Final = 64  # of so many nodes, a connected set is looked for from each one
+_SOME_STARTS: Final = 16  # and of more from so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +125,24 @@ def connected_set(order: Sequence[str], reaches: Mapping[str, Reach]) -> list[st
 
     Of two that are as large, the one that has the earlier nodes. A pair that nobody has tried counts as connected.
     """
-    starts = order if len(order) <= _EVERY_START else order[:1]
+    cuts: dict[str, set[str]] = {nonce: set() for nonce in order}
+    for one in order:
+        for other in cuts.keys() & reaches[one].unreached.keys() - {one}:
+            cuts[one].add(other)
+            cuts[other].add(one)
+    starts = order if len(order) <= _EVERY_START else order[:_SOME_STARTS]
+    # One that is cut off from many shuts them out if it is taken before them: once, the best connected come first.
+    by_cuts = sorted(order, key=lambda nonce: len(cuts[nonce]))
     best: list[str] = []
-    for start in starts:
-        chosen = {start}
-        for nonce in order:
-            if nonce not in chosen and all(_reach(nonce, other, reaches) for other in chosen):
+    for candidates in [*([start, *order] for start in starts), by_cuts]:
+        chosen: set[str] = set()
+        for nonce in candidates:
+            if cuts[nonce].isdisjoint(chosen):
                 chosen.add(nonce)
         if len(chosen) > len(best):
             best = [nonce for nonce in order if nonce in chosen]
+        if len(best) == len(order):
+            break
     return best
 
 

@@ -41,7 +41,11 @@ def main(arguments: Sequence[str]) -> int:
         try:
             torchrun.main(list(arguments))
         except (SignalException, ChildFailedError) as error:
-            if not wants_requeue(_notes(Path(folder)), signalled=isinstance(error, SignalException)):
+            notes, signalled = _notes(Path(folder)), isinstance(error, SignalException)
+            if signalled and is_done(notes):
+                _say("the signal to stop came when the training was about to end: it is done")
+                return 0
+            if not wants_requeue(notes, signalled=signalled):
                 raise
             _say(f"stopped, and nothing is lost: exit code {REQUEUE} asks to be started again")
             return REQUEUE
@@ -51,12 +55,17 @@ def main(arguments: Sequence[str]) -> int:
 def wants_requeue(notes: Sequence[str], *, signalled: bool) -> bool:
     """Say whether workers that left these notes were stopped, and did not fail.
 
-    A note is empty if a training function has begun, and has ended in any way but by leaving. A worker that was ended
-    before it began has left none, and has lost nothing.
+    A note is empty if a training function had its state, and has ended in any way but by leaving. A worker that was
+    ended before that has left none, and has lost nothing.
     """
     if any(note not in (_DONE, str(REQUEUE)) for note in notes):
         return False
     return str(REQUEUE) in notes or (signalled and not notes)
+
+
+def is_done(notes: Sequence[str]) -> bool:
+    """Say whether all training functions that left these notes have done their work, so that none is to be done."""
+    return bool(notes) and all(note == _DONE for note in notes)
 
 
 def _notes(folder: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -66,7 +67,10 @@ def train(
                 opened(place, process, chosen, bus=bus, clock=SYSTEM_CLOCK) as start,
                 Run(start, chosen, policy, retention, program=program_of(function), bus=bus) as run,
             ):
-                return function(run, *args, **kwargs)
+                result = function(run, *args, **kwargs)
+            for number in start.late:  # not before the end of the run is noted: this may be the end of the process
+                signal.raise_signal(number)
+            return result
 
         return main
 

@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -41,7 +41,7 @@ class Opened:
     """What a run works with.
 
     ``created``: when the first generation of the run began, RFC 3339. ``local_ranks``: how many ranks are on this host.
-    ``tiers``: of this node.
+    ``tiers``: of this node. ``late``: signals that came when it was too late for a stop.
     """
 
     store: Store
@@ -51,6 +51,7 @@ class Opened:
     created: str
     local_ranks: int
     tiers: NodeTiers = NO_TIERS
+    late: list[int] = field(default_factory=list)
 
 
 @contextmanager

@@ -383,11 +383,13 @@ class Run:
             return self._last_save
         overlap = self._overlap
         assert overlap is not None
+        metrics = self._metrics.take()
         self._last_save = self._saver.save(
             self._step,
             captured,
             reason=reason,
-            metrics=self._metrics.take(),
+            metrics=metrics,
+            tiers=reason != _END and not metrics,
             trained=self._trained.take(captured) if self._trained is not None else (),
             overlapped=overlap.leaves(captured) if overlaps else (),
             watch=overlap.watch,

@@ -29,6 +29,7 @@ class Siblings:
         first = peers.rank - local_rank
         nearby = range(max(0, first), min(peers.world_size, first + local_world_size))
         self._others = [rank for rank in nearby if rank != peers.rank]
+        self._known: dict[int, _Who] = {}
 
     def introduce(self) -> None:
         """Tell the others which process this is."""
@@ -39,9 +40,15 @@ class Siblings:
     def gone(self) -> int | None:
         """Return a rank whose process has ended, if there is one; those that were never introduced are not known."""
         for rank in self._others:
-            found = self._peers.fetch(f"{self._topic}/{rank}", 0.0)
-            if found is not None:
-                who = msgspec.msgpack.decode(found, type=_Who)
-                if lives(who.host, who.pid, who.started) is False:
-                    return rank
+            who = self._who(rank)
+            if who is not None and lives(who.host, who.pid, who.started) is False:
+                return rank
         return None
+
+    def _who(self, rank: int) -> _Who | None:
+        if rank not in self._known:  # asked once: all ranks of a large job look often, and one process answers them
+            found = self._peers.fetch(f"{self._topic}/{rank}", 0.0)
+            if found is None:
+                return None
+            self._known[rank] = msgspec.msgpack.decode(found, type=_Who)
+        return self._known[rank]

@@ -21,7 +21,8 @@ from resilient.errors import PeerError
 TIMEOUT_S: Final = 10.0
 """How long rank 0 waits for what the others have to say, which their threads do also while a step takes long."""
 
-_AFTER_S: Final = 5.0
+_RANKS_PER_S: Final = 5_000  # who report through one process, after they have seen that they have to; at least so many
+_WAITS: Final = 2  # whoever waits for the word of rank 0 does so for so many times as long as rank 0 waits
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
@@ -50,11 +51,12 @@ class StopAgreement:
         self._topic = topic
         self._clock = clock
         self._notice = notice
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s + peers.world_size / _RANKS_PER_S
         self._news = threading.Condition()
         # Under the condition: what the training thread and the other one both look at.
         self._passed: int | None = None
         self._held = False
+        self._gave_up = False
         self._word: Word | None = None
         # The other thread's own: the round that is going on.
         self._round = 0
@@ -88,19 +90,37 @@ class StopAgreement:
 
         Waits only where this rank has promised to go no further, and only for a bounded time: then rank 0 is gone.
         """
-        with self._news:
-            if self._held and self._word is None and self._passed is not None and step > self._passed:
-                in_time = self._news.wait_for(
-                    lambda: self._word is not None or not self._held, self._timeout_s + _AFTER_S
-                )
-                if not in_time:
+        while True:
+            with self._news:  # for the wait and what follows from it: in between, no promise may be made
+                if self._may_go(step):
+                    word = self._word
+                    if word is not None and word.step is not None and step >= word.step:
+                        return word
+                    self._passed = step if self._passed is None else max(self._passed, step)
+                    return None
+                topic, again, self._gave_up = f"{self._topic}/{self._round}", self._gave_up, True
+            if self._give_up(topic) or again:
+                with self._news:
                     self._held = False
-                    self._notice(f"no word from rank 0 at which step to stop; training goes on after step {step}")
-            word = self._word
-            if word is not None and word.step is not None and step >= word.step:
-                return word
-            self._passed = step if self._passed is None else max(self._passed, step)
-            return None
+                self._notice(f"no word from rank 0 at which step to stop; training goes on after step {step}")
+
+    def _may_go(self, step: int) -> bool:
+        """Wait where this rank has promised to go no further; return whether that is settled. Under the lock."""
+        if not self._held or self._passed is None or step <= self._passed:
+            return True
+        return self._news.wait_for(lambda: self._word is not None or not self._held, _WAITS * self._timeout_s)
+
+    def _give_up(self, topic: str) -> bool:
+        """Say that this rank waits no longer; return whether no word can come any more that it has to heed.
+
+        First it says so, then it looks whether rank 0 is settling, which first says that, and then looks whether
+        somebody has given up: so one of the two sees the other. Who sees that rank 0 is settling waits once more.
+        """
+        try:
+            self._peers.publish(f"{topic}/gave-up", str(self._peers.rank).encode())
+            return self._peers.fetch(f"{topic}/settling", 0.0) is None
+        except PeerError:
+            return True
 
     def look(self, wanted: Ask | None) -> None:
         """See what there is to see, and do this rank's part; never waits. ``wanted``: what this rank itself was asked.
@@ -154,26 +174,31 @@ class StopAgreement:
 
     def _settle(self, topic: str, ask: Ask) -> None:
         """As rank 0: name the furthest step, once every rank has said how far it may get."""
-        while self._reports < self._peers.world_size:
+        while self._reports < self._peers.world_size and not self._patience.expired:
             found = self._peers.fetch(f"{topic}/at/{self._reports}", 0.0)
             if found is None:
                 break
             self._furthest = max(self._furthest, int(found))
             self._reports += 1
         everybody = self._reports == self._peers.world_size
-        if everybody or self._patience.expired:
-            if not everybody:
-                who = f"rank {self._reports} has not said within {self._timeout_s:g} s how far it is"
-                self._notice(f"the ranks cannot agree where to stop ({ask.why}): {who}; training goes on")
-            word = Word(self._furthest if everybody else None, ask)
-            self._peers.publish(f"{topic}/word", msgspec.msgpack.encode(word))
-            self._settled = True
+        if not everybody and not self._patience.expired:
+            return
+        why = None if everybody else f"rank {self._reports} has not said within {self._timeout_s:.3g} s how far it is"
+        if everybody:
+            self._peers.publish(f"{topic}/settling", b"")
+            tired = self._peers.fetch(f"{topic}/gave-up", 0.0)  # who has gone on may have passed that step
+            why = None if tired is None else f"rank {tired.decode()} has given up waiting for it"
+        if why is not None:
+            self._notice(f"the ranks cannot agree where to stop ({ask.why}): {why}; training goes on")
+        word = Word(self._furthest if why is None else None, ask)
+        self._peers.publish(f"{topic}/word", msgspec.msgpack.encode(word))
+        self._settled = True
 
     def _hear(self, word: Word) -> None:
         if word.step is None:
-            self._round += 1
             self._again = Deadline(self._clock, self._timeout_s)  # who is missing now will hardly be there in a moment
             self._release()
+            self._round += 1  # only now: who waits reads it
             return
         with self._news:
             self._word = word
@@ -184,5 +209,5 @@ class StopAgreement:
         self._ask, self._asked_for, self._reported, self._settled = None, False, False, False
         self._reports = self._furthest = 0
         with self._news:
-            self._held = False
+            self._held = self._gave_up = False
             self._news.notify_all()

@@ -83,7 +83,8 @@ class StopSources:
         self.node = None if process.node_dir is None else Node(Path(process.node_dir))
         self._pollers = []
         if settings.stop_file is not None:
-            self._pollers.append(Poller(StopFile(Path(settings.stop_file)), _FILE_POLL_S, notice=notice))
+            file = StopFile(Path(settings.stop_file), keep=None if self.node is None else self.node.keep)
+            self._pollers.append(Poller(file, _FILE_POLL_S, notice=notice))
         if opened.peers.rank == 0:
             requests = StoreRequests(opened.store, opened.claim.launch)
             self._pollers.append(Poller(requests, _STORE_POLL_S, notice=notice))

@@ -15,6 +15,7 @@ from resilient.config import Settings, read_process
 from resilient.detect.notice import Notice
 from resilient.engine.handle import SaveHandle
 from resilient.errors import PeerError, ResilientError
+from resilient.run.exits import note_begun
 from resilient.run.failures import is_secondary
 from resilient.run.grace import GraceCheck, grace_of
 from resilient.run.loader_workers import LoaderWorkers
@@ -50,6 +51,7 @@ class Stopping:
     ) -> None:
         """``standing`` says, for people, where the training is and what is saved."""
         self._peers = opened.peers
+        self._late = opened.late
         self._settings = settings
         self._process = read_process()
         self._saved = saved
@@ -82,6 +84,7 @@ class Stopping:
         """Begin to listen, ``step`` steps being complete; before that, signals do what they always did."""
         self._check.estimate(captured, items)
         self._agreement.start(step)
+        note_begun(self._process)
         self._sources.start()
         self._loaders = LoaderWorkers(self._sources.signals.numbers)
         self._loaders.install()
@@ -97,7 +100,8 @@ class Stopping:
         ask = word.ask
         if ask.within_s is not None:
             self._hurry(ask.within_s)
-        error = self._outcome(handle, Deadline(self._clock, self._settings.commit_timeout_s))
+        error = self._outcome(handle, ask, Deadline(self._clock, self._settings.commit_timeout_s))
+        self._heed_agent(ask)
         self._bus.emit(
             events.Stopped(
                 rank=self._peers.rank,
@@ -150,13 +154,13 @@ class Stopping:
     def close(self, *, leaving: bool) -> None:
         """Listen no more, and put everything back as it was; ``leaving``: because of a stop.
 
-        A signal that came too late for a stop is sent again: the program may have more to do than this run.
+        A signal that came too late for a stop is to be sent again: the program may have more to do than this run.
         """
         agent_ends_others = leaving and self._process.elastic_id is not None
         self._end_listening(ignore=agent_ends_others)
         self._sources.close()
         if self._sources.heard and not leaving and not self._failed:
-            signal.raise_signal(min(self._sources.heard))
+            self._late.append(min(self._sources.heard))
 
     @property
     def remaining_s(self) -> float:
@@ -187,7 +191,7 @@ class Stopping:
                 self._ended.wait(_IDLE_S)
 
     def _look(self) -> None:
-        pace_s = _BUSY_S if self._agreement.busy else max(_IDLE_S, self._peers.world_size / _RANKS_PER_S)
+        pace_s = max(_BUSY_S if self._agreement.busy else _IDLE_S, self._peers.world_size / _RANKS_PER_S)
         notice = self._sources.look(pace_s, save_s=self._check.predicted_s or 0.0)
         node = self._sources.node
         if signal.SIGTERM in self._sources.heard and node is not None and node.restarting():
@@ -244,9 +248,21 @@ class Stopping:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _outcome(self, handle: SaveHandle, limit: Deadline) -> str | None:
+    def _heed_agent(self, ask: Ask) -> None:
+        """End at once, as a worker that was killed, if the agent ends the workers that it has asked to park.
+
+        It waits no longer, or another node is gone. To leave with the code for "start me again" would end the whole
+        job: the agent itself starts the workers again. The writer finishes what is staged.
+        """
+        node = self._sources.node
+        if ask.kind == "resize" and node is not None and signal.SIGTERM in self._sources.heard and node.restarting():
+            self._notice(f"the agent starts the workers anew: ended at once; {self._standing()}")
+            os._exit(_KILLED)
+
+    def _outcome(self, handle: SaveHandle, ask: Ask, limit: Deadline) -> str | None:
         """Return None once the step is committed, or why it is not; the time left may shrink meanwhile."""
         while True:
+            self._heed_agent(ask)
             left_s = limit.remaining_s
             if self._deadline is not None:
                 margin_s = min(2.0, 0.1 * self._deadline.timeout_s)  # to leave
