@@ -103,7 +103,8 @@ def read_settings(
         directory: where to look for ``pyproject.toml``, and upwards from; the working directory by default.
 
     Raises:
-        UsageError: kind ``invalid-setting``, for an unknown name or a value of the wrong type; it names the source.
+        UsageError: kind ``invalid-setting``, for an unknown name, a value of the wrong type, or one that means nothing
+            without another; it names the source.
     """
     found: dict[str, object] = {}
     found |= _checked(*_from_project(directory or Path.cwd()))
@@ -111,7 +112,14 @@ def read_settings(
         _from_environment(os.environ if environ is None else environ), lambda name: _PREFIX + name.upper()
     )
     found |= _checked(arguments, lambda name: f"argument {name}")
-    return Settings(**found)  # type: ignore[arg-type]  # _checked has made each value what its field says
+    settings = Settings(**found)  # type: ignore[arg-type]  # _checked has made each value what its field says
+    if settings.peer_copies and not settings.tiers:
+        raise _invalid(
+            "peer_copies",
+            "is 1, and there is no tier of which another node could keep a copy",
+            'set tiers as well, such as tiers=["memory"]',
+        )
+    return settings
 
 
 def read_process(environ: Mapping[str, str] | None = None) -> Process:

@@ -171,3 +171,22 @@ def test_a_job_that_was_done_all_the_same_is_done() -> None:
     assert not is_done([])
     assert not is_done(["0", ""])
     assert not is_done(["0", "75"])
+
+
+def test_what_the_rendezvous_refuses_is_said_without_a_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    command = [
+        str(Path(sys.executable).with_name("resilient")),
+        "run",
+        "--store",
+        "s3://",
+        "--nodes",
+        "1:2",
+        str(script),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == 2, done.stderr
+    assert "s3:// wants a bucket" in done.stderr
+    assert "hint:" in done.stderr
+    assert "Traceback" not in done.stderr

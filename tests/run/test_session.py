@@ -625,3 +625,22 @@ def test_a_run_continues_on_another_number_of_ranks(every: Any, ranks: Any, tmp_
     for one, other in zip(again, whole, strict=True):
         assert one[3] == pytest.approx(other[3], abs=1e-9)
     assert resilient.checkpoints(tmp_path / "run")[0].step == 14
+
+
+def test_keep_may_be_a_number_and_what_it_cannot_be_is_told_at_decoration(tmp_path: Path) -> None:
+    @resilient.train(tmp_path / "run", every=1, keep=2)
+    def main(run: Run) -> None:
+        run.track(state={"w": torch.zeros(1)})
+        for _ in run.steps(range(6)):
+            run.save().wait(30)
+
+    main()
+    assert len(resilient.checkpoints(tmp_path / "run")) == 2
+    with pytest.raises(UsageError, match="keep"):
+        resilient.train(tmp_path / "run", keep="all")  # type: ignore[arg-type]  # what a beginner may try
+
+
+def test_copies_of_tiers_that_there_are_not_are_refused_at_decoration(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no tier") as caught:
+        resilient.train(tmp_path / "run", peer_copies=1)
+    assert "tiers=" in str(caught.value.hint)

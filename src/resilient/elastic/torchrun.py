@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from resilient.config import export
+from resilient.errors import ResilientError
 
 REQUEUE: Final = 75
 """The exit code that asks to be started again."""
@@ -49,6 +50,9 @@ def main(arguments: Sequence[str]) -> int:
                 raise
             _say(f"stopped, and nothing is lost: exit code {REQUEUE} asks to be started again")
             return REQUEUE
+        except ResilientError as error:  # the rendezvous refuses something: that is for people, not a traceback
+            _say(f"{error} [{error.kind}]" + (f"\nhint: {error.hint}" if error.hint else ""))
+            return error.exit_code
     return 0
 
 

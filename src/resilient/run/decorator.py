@@ -30,7 +30,7 @@ def train(
     store: str | os.PathLike[str] | Store,
     *,
     every: str | int | SaveWhen | None = None,
-    keep: Keep | None = None,
+    keep: int | Keep | None = None,
     **settings: Any,
 ) -> Callable[[Callable[Concatenate[Run, P], R]], Callable[P, R]]:
     """Make a training function continue from its newest checkpoint, and save as it goes; it gets a `Run` first.
@@ -42,7 +42,7 @@ def train(
         store: where the checkpoints of this run are: a path, a URL, or a `Store`.
         every: how often to save: ``"auto"`` (as often as pays; the default), a duration such as ``"90s"``, a number
             of steps, or a `SaveWhen`.
-        keep: which checkpoints stay; ``Keep(last=3)`` by default.
+        keep: which checkpoints stay: a `Keep`, or how many of the newest; 3 by default.
         settings: any of `resilient.config.Settings`, such as ``resume="required"`` or ``takeover=True``. What is
             not passed here comes from ``RESILIENT_<NAME>``, then from ``[tool.resilient]`` in ``pyproject.toml``.
 
@@ -50,9 +50,9 @@ def train(
         UsageError: a setting that does not exist or makes no sense, or a place that cannot be opened, because a package
             is missing for example; raised here, not at the first save.
     """
-    chosen = read_settings(settings)
+    chosen = read_settings(settings if keep is None or isinstance(keep, Keep) else {**settings, "keep": keep})
     policy = parse_every(chosen.every if every is None else every)
-    retention = Keep(last=chosen.keep) if keep is None else keep
+    retention = keep if isinstance(keep, Keep) else Keep(last=chosen.keep)
     place = open_store(store, storage_options=chosen.storage_options)  # asks nothing of it yet
 
     def decorate(function: Callable[Concatenate[Run, P], R]) -> Callable[P, R]:

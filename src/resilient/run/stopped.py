@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-REQUEUE: Final = 75
-"""The exit code for "start me again": stopped on notice."""
+from resilient.elastic.torchrun import REQUEUE
 
 
 class Stopped(SystemExit):

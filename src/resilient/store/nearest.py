@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
 
 from resilient.errors import CorruptError, ErrorKind, NotFoundError, StoreError
 from resilient.format import layout
-from resilient.format.digest import BytesLike, digest
+from resilient.format.digest import digest
 from resilient.format.documents import Receipt
 from resilient.format.layout import Attempt
 from resilient.format.receipts import decode_receipt
-from resilient.store.base import Capabilities, Store
+from resilient.store.base import Store
+from resilient.store.forwarding import Forwarding
 
 _BUFFER_NBYTES: Final = 1 << 20
 
@@ -113,29 +114,17 @@ class Shards:
             return  # nobody uses it all the same
 
 
-class NearestStore:
+class NearestStore(Forwarding):
     """A store that serves data objects from the nearest of some tiers that has them, and everything else itself.
 
     What is served from where is counted: `served` by key and source.
     """
 
     def __init__(self, inner: Store, tiers: Sequence[Shards]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._tiers = tuple(tiers)
         self._lock = threading.Lock()
         self._served: Counter[tuple[str, str]] = Counter()
-
-    @property
-    def inner(self) -> Store:
-        return self._inner
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._inner.capabilities
 
     @property
     def served(self) -> dict[tuple[str, str], int]:
@@ -168,27 +157,3 @@ class NearestStore:
                 else:
                     return tier.name
         return None
-
-    def put(self, key: str, parts: Sequence[BytesLike]) -> None:
-        self._inner.put(key, parts)
-
-    def create(self, key: str, data: bytes) -> bool:
-        return self._inner.create(key, data)
-
-    def get(self, key: str) -> bytes:
-        return self._inner.get(key)
-
-    def size(self, key: str) -> int:
-        return self._inner.size(key)
-
-    def list(self, prefix: str) -> Iterator[str]:
-        return self._inner.list(prefix)
-
-    def folders(self, prefix: str) -> Iterator[str]:
-        return self._inner.folders(prefix)
-
-    def delete(self, key: str) -> None:
-        self._inner.delete(key)
-
-    def close(self) -> None:
-        self._inner.close()

@@ -9,7 +9,8 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from resilient.clock import SYSTEM_CLOCK, Clock
 from resilient.format.digest import BytesLike
-from resilient.store.base import Capabilities, Store
+from resilient.store.base import Store
+from resilient.store.forwarding import Forwarding
 from resilient.store.pieces import total
 
 Piece = TypeVar("Piece", bytes, memoryview)
@@ -66,49 +67,13 @@ def throttled(store: Store, bandwidth: Bandwidth) -> Store:
     return store.throttled(bandwidth) if isinstance(store, Throttleable) else Throttled(store, bandwidth)
 
 
-class Throttled:
+class Throttled(Forwarding):
     """A store whose puts wait until there is bandwidth for the whole object. Small documents (`create`) do not wait."""
 
     def __init__(self, inner: Store, bandwidth: Bandwidth) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._bandwidth = bandwidth
-
-    @property
-    def inner(self) -> Store:
-        return self._inner
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._inner.capabilities
 
     def put(self, key: str, parts: Sequence[BytesLike]) -> None:
         self._bandwidth.wait(total(parts))
         self._inner.put(key, parts)
-
-    def create(self, key: str, data: bytes) -> bool:
-        return self._inner.create(key, data)
-
-    def get(self, key: str) -> bytes:
-        return self._inner.get(key)
-
-    def read_into(self, key: str, start: int, into: memoryview) -> None:
-        self._inner.read_into(key, start, into)
-
-    def size(self, key: str) -> int:
-        return self._inner.size(key)
-
-    def list(self, prefix: str) -> Iterator[str]:
-        return self._inner.list(prefix)
-
-    def folders(self, prefix: str) -> Iterator[str]:
-        return self._inner.folders(prefix)
-
-    def delete(self, key: str) -> None:
-        self._inner.delete(key)
-
-    def close(self) -> None:
-        self._inner.close()
