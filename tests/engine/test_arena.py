@@ -123,7 +123,7 @@ def test_one_slot_is_used_where_two_would_take_more_than_half_of_the_memory_and_
         made.prepare(MIB)
         assert made.count == 1
         (notice,) = notices
-        assert "one slot of 0.00 GiB" in notice
+        assert "one slot of 1.0 MiB" in notice
         assert made.free_slot() is not None
         assert not made.is_free
         made.prepare(MIB)
@@ -141,7 +141,7 @@ def test_the_number_of_slots_can_be_set() -> None:
 
 def test_a_state_that_does_not_fit_is_refused_before_it_is_touched() -> None:
     with arena(MIB) as (made, _):
-        with pytest.raises(StoreError, match=r"takes 0\.01 GiB, and 0\.00 GiB of memory are available") as caught:
+        with pytest.raises(StoreError, match=r"takes 10\.0 MiB, and 1\.0 MiB of memory are available") as caught:
             made.prepare(10 * MIB)
         assert caught.value.kind is ErrorKind.NO_SPACE
         slot = made.free_slot()

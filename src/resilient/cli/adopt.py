@@ -6,8 +6,9 @@ import click
 
 from resilient.catalog.adopt import adopt as adopt_attempt
 from resilient.cli.place import asked_step, open_own
-from resilient.cli.render import json_option, progress, say, say_json, size
+from resilient.cli.render import json_option, progress, say, say_json
 from resilient.clock import SYSTEM_CLOCK
+from resilient.format import sizes
 
 
 @click.command(epilog="Example: resilient adopt runs/gpt@9000")
@@ -27,4 +28,4 @@ def adopt(run: str, *, as_json: bool) -> None:
         found = {"run": place.url, "step": step, "generation": commit.generation, "nbytes": commit.nbytes}
         say_json(found | {"world_size": commit.world_size, "items": list(commit.items)})
     else:
-        say(f"{commit.attempt} of {place.url} is committed ({size(commit.nbytes)}, verified)")
+        say(f"{commit.attempt} of {place.url} is committed ({sizes.in_words(commit.nbytes)}, verified)")

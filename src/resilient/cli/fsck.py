@@ -12,9 +12,10 @@ from resilient.catalog.inventory import Apart, Inventory, Loss, take_inventory
 from resilient.catalog.verify import Verification
 from resilient.catalog.verify import verify as verify_commits
 from resilient.cli.place import Place, open_own
-from resilient.cli.render import json_option, note, progress, say, say_json, size, table
+from resilient.cli.render import json_option, note, progress, say, say_json, table
 from resilient.cli.verify import bad_line
 from resilient.errors import CorruptError, ErrorKind, UsageError
+from resilient.format import sizes
 
 _SHOWN = 20
 
@@ -96,7 +97,7 @@ def _say(place: Place, inventory: Inventory, found: Verification, *, deep: bool)
     for why in place.line.ignored:
         note(why)
     amounts = inventory.amounts.items()
-    rows = [(kind, str(amount.objects), size(amount.nbytes)) for kind, amount in amounts if amount.objects]
+    rows = [(kind, str(amount.objects), sizes.in_words(amount.nbytes)) for kind, amount in amounts if amount.objects]
     table(("kind", "objects", "size"), rows, right=("objects", "size"))
     for text in (*_apart(place, inventory.apart), *_losses(inventory.losses)):
         say(text)
@@ -113,7 +114,7 @@ def _say(place: Place, inventory: Inventory, found: Verification, *, deep: bool)
 def _apart(place: Place, apart: tuple[Apart, ...]) -> Iterator[str]:
     for one in apart[-_SHOWN:]:
         advice = f", complete: resilient adopt {place.url}@{one.attempt.step} commits it" if one.complete else ""
-        yield f"{one.kind}: {one.attempt} ({one.amount.objects} objects, {size(one.amount.nbytes)}){advice}"
+        yield f"{one.kind}: {one.attempt} ({one.amount.objects} objects, {sizes.in_words(one.amount.nbytes)}){advice}"
     if len(apart) > _SHOWN:
         yield f"... and {len(apart) - _SHOWN} more (--json lists them)"
 

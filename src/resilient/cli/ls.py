@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from resilient.cli.place import Place, nothing_committed, open_place
-from resilient.cli.render import json_option, moment, note, say_json, size, table
+from resilient.cli.render import json_option, moment, note, say_json, table
 from resilient.errors import ErrorKind, UsageError
+from resilient.format import sizes
 from resilient.format.documents import Commit
 
 
@@ -41,7 +42,7 @@ def ls(run: str, *, as_json: bool) -> None:
                 str(commit.step),
                 str(commit.generation),
                 moment(commit.created),
-                size(commit.nbytes),
+                sizes.in_words(commit.nbytes),
                 str(commit.world_size),
                 ", ".join(commit.items),
                 ", ".join(place.line.marks.get(commit.attempt, ())),

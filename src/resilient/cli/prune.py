@@ -9,10 +9,11 @@ import click
 from resilient.catalog.prune import Pruned, retained
 from resilient.catalog.prune import prune as prune_run
 from resilient.cli.place import nothing_committed, open_own
-from resilient.cli.render import json_option, note, say, say_json, size
+from resilient.cli.render import json_option, note, say, say_json
 from resilient.clock import SYSTEM_CLOCK
 from resilient.config import parse_duration
 from resilient.errors import ErrorKind, UsageError
+from resilient.format import sizes
 from resilient.policy.keep import Keep
 
 
@@ -98,7 +99,7 @@ def _policy(
 
 def _say(done: Pruned, staying: list[int], *, yes: bool) -> None:
     verb = "deleted" if yes else "would delete"
-    say(f"{verb} {_steps(done.steps)} ({size(done.nbytes)})" if done.steps else f"{verb} no checkpoint")
+    say(f"{verb} {_steps(done.steps)} ({sizes.in_words(done.nbytes)})" if done.steps else f"{verb} no checkpoint")
     if done.debris:
         say(f"{verb} what {done.debris} unfinished or rolled-back saves left")
     for held in done.held:

@@ -11,12 +11,12 @@ from typing import Any, Final, TypeVar
 import click
 
 from resilient.errors import ResilientError
+from resilient.format import sizes
 
 F = TypeVar("F", bound=Callable[..., Any])
 Progress = Callable[[int, int], None]
 
 _COLORS: Final = {"warning": "yellow", "error": "red", "hint": "cyan"}
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def json_option(command: F) -> F:
@@ -118,17 +118,7 @@ class _TenthLines:
         tenths = 10 * done // total if total else 10
         if tenths > self._tenths:
             self._tenths = tenths
-            click.echo(f"{self._what}: {10 * tenths} % ({size(done)} of {size(total)})", err=True)
-
-
-def size(nbytes: int) -> str:
-    """Return a number of bytes for people."""
-    value = float(nbytes)
-    for unit in _UNITS:
-        if value < 1024 or unit == _UNITS[-1]:
-            return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError("the last unit always returns")
+            click.echo(f"{self._what}: {10 * tenths} % ({sizes.in_words(done)} of {sizes.in_words(total)})", err=True)
 
 
 def moment(created: str) -> str:

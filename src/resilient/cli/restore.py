@@ -19,7 +19,7 @@ from resilient.catalog.copy import copy
 from resilient.catalog.export import export_safetensors
 from resilient.catalog.marks import reading
 from resilient.cli.place import Place, open_place, open_until_done, parse
-from resilient.cli.render import json_option, note, progress, say, say_json, size
+from resilient.cli.render import json_option, note, progress, say, say_json
 from resilient.clock import SYSTEM_CLOCK
 from resilient.errors import (
     ConflictError,
@@ -29,6 +29,7 @@ from resilient.errors import (
     StoreError,
     UsageError,
 )
+from resilient.format import sizes
 from resilient.format.documents import Commit, Manifest
 from resilient.store.os_faults import store_error
 
@@ -65,7 +66,9 @@ def restore(run: str, destination: str, *, form: str, items: str | None, as_json
         found: dict[str, Any] = {"run": place.url, "step": commit.step, "destination": destination, "format": form}
         say_json(found | {"items": chosen or list(commit.items), "nbytes": commit.nbytes})
     else:
-        say(f"step {commit.step} of {place.url} is in {destination} ({form}, {size(commit.nbytes)}, verified)")
+        say(
+            f"step {commit.step} of {place.url} is in {destination} ({form}, {sizes.in_words(commit.nbytes)}, verified)"
+        )
 
 
 def _names(items: str) -> list[str]:

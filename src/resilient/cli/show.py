@@ -11,7 +11,8 @@ from resilient.catalog.contents import Foreign, read_outline
 from resilient.catalog.marks import list_marks
 from resilient.cli.ls import describe
 from resilient.cli.place import open_place
-from resilient.cli.render import json_option, moment, say, say_json, size, table
+from resilient.cli.render import json_option, moment, say, say_json, table
+from resilient.format import sizes
 from resilient.format.documents import Commit, Manifest, Tensor
 from resilient.format.dtypes import ITEMSIZE
 
@@ -68,7 +69,7 @@ def _summarize(url: str, commit: Commit, manifest: Manifest) -> None:
     say(f"  items    {kinds}")
     say(f"  tensors  {len(manifest.tensors)} in {len(manifest.chunks)} chunks, {len(manifest.objects)} objects")
     say(f"  values   {len(manifest.values)}")
-    say(f"  size     {size(commit.nbytes)}")
+    say(f"  size     {sizes.in_words(commit.nbytes)}")
     if commit.metrics:
         say(f"  metrics  {', '.join(f'{name} {value:g}' for name, value in sorted(commit.metrics.items()))}")
 
@@ -80,7 +81,7 @@ def _row(tensor: Tensor) -> tuple[str, ...]:
     if tensor.alias is not None:
         notes.append(f"tied to {tensor.alias}")
     shape = "x".join(map(str, tensor.shape)) or "scalar"
-    return tensor.item, tensor.name, tensor.dtype, shape, size(_nbytes(tensor)), ", ".join(notes)
+    return tensor.item, tensor.name, tensor.dtype, shape, sizes.in_words(_nbytes(tensor)), ", ".join(notes)
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -16,6 +16,7 @@ import torch
 
 from resilient.engine.host_memory import available_nbytes
 from resilient.errors import ErrorKind, StoreError
+from resilient.format.sizes import in_words
 from resilient.policy.memory import MOST_SLOTS, slots_that_fit
 from resilient.writer.slot import HEADER_NBYTES, Slot
 
@@ -136,14 +137,14 @@ class Arena:
         count = slots_that_fit(nbytes, room, wanted=self._wanted)
         if count == 0:
             raise StoreError(
-                f"a staged copy of the state takes {_gib(nbytes)}, and {_gib(room)} of memory are available",
+                f"a staged copy of the state takes {in_words(nbytes)}, and {in_words(room)} of memory are available",
                 kind=ErrorKind.NO_SPACE,
                 hint="give the job more memory, or shard the state over more ranks (fully_shard)",
             )
         if count < (self._wanted or MOST_SLOTS):
             self._notice(
-                f"states are staged in one slot of {_gib(nbytes)}: two would take more than"
-                f" {'half of ' if self._wanted is None else ''}the {_gib(room)} of memory that are available;"
+                f"states are staged in one slot of {in_words(nbytes)}: two would take more than"
+                f" {'half of ' if self._wanted is None else ''}the {in_words(room)} of memory that are available;"
                 " a save waits until the one before is written"
             )
         self._count = count
@@ -192,7 +193,3 @@ class Arena:
         address = self._pinned.pop(self.slots.index(slot), None)
         if address is not None:
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.2f} GiB"

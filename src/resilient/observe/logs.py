@@ -6,6 +6,7 @@ import logging
 from typing import Final
 
 from resilient import events
+from resilient.format import sizes
 
 LOGGER: Final = logging.getLogger("resilient")
 LOGGER.addHandler(logging.NullHandler())
@@ -79,7 +80,7 @@ def _describe_save(
 ) -> tuple[int, str]:
     match event:
         case events.SaveCommitted():
-            return logging.INFO, f"saved step {event.step} ({_size(event.nbytes)}, {event.duration_s:.1f} s)"
+            return logging.INFO, f"saved step {event.step} ({sizes.in_words(event.nbytes)}, {event.duration_s:.1f} s)"
         case events.SaveFailed():
             again = f" ({event.failures} in a row)" if event.failures > 1 else ""
             return logging.WARNING, f"the save of step {event.step} failed{again}, training goes on: {event.error}"
@@ -100,7 +101,8 @@ def _describe_start(event: events.GenerationStarted | events.Restored | events.F
         case events.GenerationStarted():
             return logging.INFO, f"resumed at step {event.resumed_step} from {event.url} ({_life(event)})"
         case events.Restored():
-            what = f"{_size(event.nbytes_read)} read and verified by rank {event.rank} in {event.duration_s:.1f} s"
+            read = sizes.in_words(event.nbytes_read)
+            what = f"{read} read and verified by rank {event.rank} in {event.duration_s:.1f} s"
             return logging.INFO, f"restored step {event.step}, saved by {_ranks(event.saved_world_size)}: {what}"
         case events.FellBack():
             return logging.WARNING, f"step {event.step} is not usable, taking an older one: {event.why}"
@@ -130,7 +132,7 @@ def _describe_news(
             parts = ", ".join(f"{100 * nbytes / total:.0f} % from {source}" for source, nbytes in event.sources)
             return f"restored step {event.step}: {parts or 'nothing was read'}"
         case events.TiersFinished():
-            what = f"{_size(event.nbytes)} copied to the store in {event.duration_s:.1f} s"
+            what = f"{sizes.in_words(event.nbytes)} copied to the store in {event.duration_s:.1f} s"
             return f"step {event.step} was complete in the tiers of the nodes, and is committed now ({what})"
         case events.AtStake():
             process = _since(event.process_step, event.process_source)
@@ -157,12 +159,3 @@ def _life(event: events.GenerationStarted) -> str:
 
 def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
-
-
-def _size(nbytes: int) -> str:
-    size, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

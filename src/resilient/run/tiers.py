@@ -13,6 +13,7 @@ from resilient.engine.saver import Saver
 from resilient.engine.tiers.places import check_room
 from resilient.errors import ResilientError
 from resilient.events import AtStake, Bus, Event, Notice, SaveCommitted
+from resilient.format import sizes
 from resilient.policy.interval import SaveContext, parse_every
 from resilient.run.boundary_state import BoundaryState
 from resilient.run.opening import Opened
@@ -63,7 +64,7 @@ class TierSaves:
         copies = _COPIES * (2 if self._copies else 1)
         nbytes = self._saver.reserved_nbytes * opened.local_ranks
         check_room(tiers, opened.run_id, copies * nbytes, available=lambda: available_nbytes(1))
-        names = ", ".join(f"{tier.name} tier: {copies} x {_size(nbytes)} on each node" for tier in tiers.own)
+        names = ", ".join(f"{tier.name} tier: {copies} x {sizes.in_words(nbytes)} on each node" for tier in tiers.own)
         self._bus.emit(Notice(rank=opened.peers.rank, message=names))
 
     def at_boundary(
@@ -145,10 +146,6 @@ class TierSaves:
             process, source = near, self._opened.tiers.own[0].name
         node, other = (process, f"{source} of another node") if self._copies and process == near else (stored, _STORE)
         self._bus.emit(AtStake(process_step=process, process_source=source, node_step=node, node_source=other))
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.1f} MiB"
 
 
 def _not_told(step: int, why: str) -> None:

@@ -86,7 +86,7 @@ def test_room_is_asked_for_at_the_start_and_said_when_it_is_not_there(
     tiers = opened("run", tmp_path)
     check_room(tiers, "run", 1 << 20, available=lambda: 0)
     monkeypatch.setattr(places, "_room", lambda base, available: 1 << 20)
-    with pytest.raises(StoreError, match=r"needs 2\.00 GiB on this node, and .* has room for 0\.00 GiB") as refused:
+    with pytest.raises(StoreError, match=r"needs 2\.0 GiB on this node, and .* has room for 1\.0 MiB") as refused:
         check_room(tiers, "run", 2 << 30, available=lambda: 0)
     assert refused.value.kind is ErrorKind.NO_SPACE
 

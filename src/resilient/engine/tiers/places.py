@@ -24,6 +24,7 @@ from resilient.clock import Clock
 from resilient.config import Process
 from resilient.errors import ErrorKind, StoreError, UsageError
 from resilient.format.digest import digest
+from resilient.format.sizes import in_words
 from resilient.writer.messages import MEMORY, Tier
 
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- a directory of our own in it, that nobody else may use
@@ -124,7 +125,8 @@ def check_room(tiers: NodeTiers, run_id: str, nbytes: int, *, available: Callabl
             _remove_folder(dead.pop(0))
         if room < nbytes:
             raise StoreError(
-                f"the tier {tier.name!r} needs {_gib(nbytes)} on this node, and {base} has room for {_gib(room)}",
+                f"the tier {tier.name!r} needs {in_words(nbytes)} on this node, and {base} has room for"
+                f" {in_words(room)}",
                 kind=ErrorKind.NO_SPACE,
                 hint="give the job more (for /dev/shm in a container: --shm-size, or a volume of medium Memory), or"
                 " leave this tier out of tiers=",
@@ -226,7 +228,3 @@ def _unusable(name: str, why: str) -> UsageError:
         kind=ErrorKind.INVALID_SETTING,
         hint='a tier is "memory" or an absolute path on a disk of the node',
     )
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.2f} GiB"
