@@ -123,6 +123,13 @@ def test_a_minority_that_lost_others_by_silence_waits_for_them_first() -> None:
     last = closed("1", "2", "3")
     seen = observed("1", "1", last=last, expected=frozenset("1"), doubtful=frozenset("23"))
     assert isinstance(decide(seen, Limits(least=1, most=3)), Hold)
+    how: dict[str, Any] = {"last": last, "expected": frozenset("1"), "doubtful": frozenset("23")}
+    called = observed("1", "1", **how, since_s=40, quiet_s=40)
+    assert isinstance(decide(called, Limits(least=1, most=3)), Hold), "those who are more may take 30 s to stop workers"
+    alone = observed("1", "1", **how, since_s=61, quiet_s=61)
+    assert members(decide(alone, Limits(least=1, most=3))) == "1", "not for ever: they may be dead"
+    half = observed("1", "1", last=closed("1", "2"), expected=frozenset("1"), doubtful=frozenset("2"))
+    assert isinstance(decide(half, Limits(least=1, most=2)), Hold)
     certain = observed("1", "1", last=last, expected=frozenset("1"))
     assert members(decide(certain, Limits(least=1, most=3))) == "1", "their hosts said that they are dead"
 

@@ -101,14 +101,17 @@ def _held(connected: Sequence[str], seen: Observed, limits: Limits) -> Hold | No
         return Hold(why=f"{len(connected)} of at least {least} nodes are there")
     if missing and seen.since_s < limits.survivors_s:
         return Hold(why=f"{_titles(sorted(missing), seen)} still stop their workers")
+    if seen.doubtful and _members(connected, seen) * 2 < _members(None, seen) and seen.since_s < limits.survivors_s:
+        # The others may live behind a cut of the network, and be more than we are: they have as long to stop workers
+        # that hang in an exchange with us, and to form the round that goes on.
+        return Hold(why=f"{_titles(sorted(seen.doubtful), seen)} fell silent and may be more, where we cannot see them")
     if len(connected) >= limits.most or waited_s >= limits.last_call_s:
         return None
     if seen.waiting.difference(seen.reaches):
         return Hold(why="last call for nodes that wait")
     if not goes_on:
         return Hold(why="last call for nodes that may come")
-    if seen.doubtful and not _majority(connected, seen):
-        # The others may live behind a cut of the network, and be more than we are.
+    if seen.doubtful and _members(connected, seen) * 2 == _members(None, seen):
         return Hold(why=f"{_titles(sorted(seen.doubtful), seen)} fell silent and may live where we cannot see them")
     return None
 
@@ -188,10 +191,11 @@ def _untried(alive: Sequence[str], seen: Observed) -> int:
     return sum(other not in seen.reaches[one].reached for one, other in pairs if _reach(one, other, seen.reaches))
 
 
-def _majority(connected: Sequence[str], seen: Observed) -> bool:
+def _members(connected: Sequence[str] | None, seen: Observed) -> int:
+    """Return how many members the last round had, or how many of those are among some nodes."""
     assert seen.last is not None
     members = set(seen.last.nonces)
-    return 2 * len(members.intersection(connected)) > len(members)
+    return len(members if connected is None else members.intersection(connected))
 
 
 def _titles(nonces: Iterable[str], seen: Observed) -> str:
