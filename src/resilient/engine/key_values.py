@@ -14,7 +14,7 @@ from resilient.errors import ErrorKind, PeerError
 
 T = TypeVar("T")
 
-_TIMEOUT_S: Final = 60.0
+_TIMEOUT_S: Final = 20.0
 
 
 class TorchValues:
