@@ -8,6 +8,8 @@ from pathlib import Path
 
 # Before torch is imported anywhere: many small processes share few cores.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Programs that tests start find `tests.…` by name, not by a working directory that a test may have left elsewhere.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
 
 import pytest
 

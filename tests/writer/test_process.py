@@ -261,9 +261,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run_trainer(store: LocalStore, *arguments: object) -> subprocess.Popen[bytes]:
-    # By name, not by the working directory: another test may have left this process in one of its own.
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.Popen([sys.executable, "-c", TRAINER, store.url, *map(str, arguments)], env=environ)
+    return subprocess.Popen([sys.executable, "-c", TRAINER, store.url, *map(str, arguments)])
 
 
 def expected(step: int, rank: int, nbytes: int) -> dict[str, Any]:
