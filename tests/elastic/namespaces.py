@@ -75,6 +75,11 @@ class Network:
             self._rule("del", node, other)
             self._rule("del", other, node)
 
+    def throttle(self, node: int, rate: str) -> None:
+        """Let what a node sends pass at no more than a rate, as tc writes it: "1mbit"."""
+        shape = ["tbf", "rate", rate, "burst", "16kb", "latency", "400ms"]
+        self.run_in(self.names[node], "tc", "qdisc", "add", "dev", "eth0", "root", *shape)
+
     def _rule(self, verb: str, source: int, destination: int) -> None:
         # At the router: a route of the node's own would tell it at once.
         between = ["from", self.addresses[source], "to", self.addresses[destination]]

@@ -16,7 +16,7 @@ import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters, RendezvousTimeoutError
 
-from resilient.elastic import directories, handler
+from resilient.elastic import directories, endpoint, handler
 from resilient.elastic.conf import Conf, read_conf
 from resilient.elastic.node import Asked
 from resilient.errors import ErrorKind, StoreError, UsageError
@@ -59,7 +59,7 @@ def test_a_store_that_cannot_create_if_absent_is_refused_with_a_hint(monkeypatch
             return True
 
     for store in (Unconditional(), Lying()):
-        monkeypatch.setattr(handler, "open_store", lambda *_, store=store, **__: open_store(store))
+        monkeypatch.setattr(endpoint, "open_store", lambda *_, store=store, **__: open_store(store))
         with pytest.raises(StoreError) as caught:
             handler.create(parameters("memory://x"))
         assert caught.value.kind is ErrorKind.UNTRUSTWORTHY_STORE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -160,9 +161,15 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_a_death_at_the_end_holds_nob
 
 @pytest.mark.s3
 @pytest.mark.timeout(600)
+@pytest.mark.proof
 def test_with_the_store_of_the_rendezvous_away_nobody_is_declared_dead_and_training_goes_on(
-    job: Callable[..., Nodes], s3_server: S3Server
+    job: Callable[..., Nodes],
+    s3_server: S3Server,
+    count: Callable[[int, int], int],
+    figures: Callable[[str, str], Figures],
 ) -> None:
+    away_s = count(12, 120)
+    kept = figures("rendezvous-away", "the store of the rendezvous is away while two nodes train, then one is killed")
     nodes = job(nnodes="1:2", steps=10**6)
     with FaultProxy(s3_server.endpoint) as wire:
         environ = {**s3_server.environment(), "AWS_ENDPOINT_URL": wire.url}
@@ -172,13 +179,37 @@ def test_with_the_store_of_the_rendezvous_away_nobody_is_declared_dead_and_train
         nodes.await_line(lambda line: line.world_size == 2)
         with wire.outage():
             start = newest(nodes)
-            time.sleep(12)
-            assert newest(nodes).step > start.step + 50
-            assert newest(nodes).world_size == 2
+            time.sleep(away_s)
+            end = newest(nodes)
+            assert end.step > start.step + 4 * away_s
+            assert end.world_size == 2
         time.sleep(4)
         assert "is lost" not in nodes.output()
         at = nodes.kill("a")
-        nodes.await_line(lambda line: line.at > at and line.world_size == 1)
+        first = nodes.await_line(lambda line: line.at > at and line.world_size == 1)
+    kept.add(away_s=away_s, steps_meanwhile=end.step - start.step, declared_lost=0, alone_after_s=first.at - at)
+
+
+@pytest.mark.timeout(600)
+def test_where_nodes_share_no_place_a_key_value_server_serves_and_its_host_alone_is_special(
+    job: Callable[..., Nodes],
+) -> None:
+    nodes = job(nnodes="1:3", steps=10**6)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"localhost:{free.getsockname()[1]}"
+    for name in "ab":
+        nodes.start(name, endpoint=endpoint)
+        time.sleep(1)  # so that it is the first one that serves
+    nodes.await_line(lambda line: line.world_size == 2)
+    nodes.start("late", endpoint=endpoint)
+    both = nodes.await_line(lambda line: line.world_size == 3)
+    at = nodes.freeze("b")
+    nodes.await_line(lambda line: line.at > at and line.world_size == 2 and line.step > both.step)
+    nodes.kill("b")
+    at = nodes.kill("a")
+    assert nodes.await_exit("late", timeout_s=120) != [0]
+    assert time.time() - at < 60
+    assert f"the key-value server of c10d://{endpoint} is gone" in nodes.output("late")
 
 
 @pytest.mark.timeout(600)

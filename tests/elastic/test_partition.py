@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +75,21 @@ def test_a_node_that_some_cannot_reach_is_left_out_from_the_start(nodes: Nodes, 
     nodes.await_line(lambda line: line.world_size == 3, timeout_s=240)
     assert nodes.await_exit("n0", "n1", "n2", timeout_s=300) == [0, 0, 0]
     assert os.environ.get("RESILIENT_NODE_DIR") is None
+
+
+@pytest.mark.skipif(shutil.which("tc") is None, reason="a slow link needs the command tc")
+def test_a_node_behind_a_slow_link_holds_the_others_up_and_is_not_lost(nodes: Nodes, network: Network) -> None:
+    for number in range(3):
+        start(nodes, network, number)
+    first = nodes.await_line(lambda line: line.world_size == 3, timeout_s=240)
+    time.sleep(5)
+    network.throttle(2, "8kbit")
+    throttled = time.time()
+    end = nodes.await_line(lambda line: line.at > throttled + 15, timeout_s=240)
+    assert end.world_size == 3
+    assert "is lost" not in nodes.output()
+    before, after = (
+        sum(start < line.at <= stop and line.rank == 0 for line in nodes.lines()) / (stop - start)
+        for start, stop in ((first.at, throttled), (throttled + 2, end.at))
+    )
+    assert after < before / 2, "the exchange is what the link slows down"

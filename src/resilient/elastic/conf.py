@@ -25,6 +25,7 @@ class Conf:
     ping_timeout: float = 2.5  # for an agent's sign of life
     poll_interval: float = 2.0  # between two looks at the store while training goes on
     exit_timeout: float = 300.0  # for the other nodes to finish
+    is_host: bool = False  # serve an endpoint HOST:PORT here, although that name does not lead to this machine
     check_command: bool = True  # refuse a node that runs another script, or the same with other arguments
 
 
@@ -46,7 +47,7 @@ def read_conf(given: Mapping[str, Any]) -> Conf:
                 hint=f"its settings are {', '.join(known)}",
             )
         try:
-            values[name] = _flag(value) if known[name] is True else _duration(value)
+            values[name] = _flag(value) if isinstance(known[name], bool) else _duration(value)
         except ValueError as error:
             raise UsageError(f"--rdzv-conf: {name} is {value!r}: it {error}", kind=ErrorKind.INVALID_SETTING) from error
     return Conf(**values)

@@ -26,11 +26,12 @@ from torch.distributed.elastic.rendezvous.api import (
 from resilient.catalog.process import nonce
 from resilient.catalog.requests import newest_request
 from resilient.clock import SYSTEM_CLOCK, Clock, Deadline, rfc3339
-from resilient.config import export, read_process, read_settings
+from resilient.config import export, read_process
 from resilient.elastic.agent_store import AgentStore
 from resilient.elastic.conf import Conf, read_conf
 from resilient.elastic.directories import collect, make_directory
 from resilient.elastic.documents import Agent, Closed
+from resilient.elastic.endpoint import open_endpoint
 from resilient.elastic.joining import JobOver, Joining
 from resilient.elastic.ledger import Ledger
 from resilient.elastic.liveness import Listener
@@ -38,11 +39,9 @@ from resilient.elastic.membership import Asking, Membership, News, Self
 from resilient.elastic.node import Node
 from resilient.elastic.this_node import addresses, agreement, host
 from resilient.elastic.torchrun import REQUEUE, wants_requeue
-from resilient.errors import ErrorKind, PeerError, StoreError, UsageError
+from resilient.errors import PeerError, StoreError
 from resilient.events import Bus
 from resilient.observe.logs import LOGGER, show_logs
-from resilient.store.open import open_store
-from resilient.store.probe import probe
 from resilient.store.retrying import Retrying
 
 BACKEND: Final = "resilient"
@@ -61,22 +60,9 @@ def create(parameters: RendezvousParameters) -> RoundsHandler:
         UsageError: there is no place, or a setting is none.
         StoreError: the place cannot be reached, or does not tell who creates an object first.
     """
-    if not parameters.endpoint:
-        raise UsageError(
-            "the rendezvous needs a place that all nodes share",
-            kind=ErrorKind.INVALID_ARGUMENT,
-            hint="give the place of the run: --rdzv-endpoint=s3://bucket/run, or a directory on a shared file system",
-        )
     conf = read_conf(parameters.config)
     show_logs(Bus())
-    store = open_store(parameters.endpoint, storage_options=read_settings().storage_options)
-    probe(store)
-    if not store.capabilities.conditional_create:
-        raise StoreError(
-            f"{store.url} does not tell who of several creates an object first, which rounds are decided by",
-            kind=ErrorKind.UNTRUSTWORTHY_STORE,
-            hint=f"run `resilient doctor {store.url}`; the rendezvous may also use another place than the run",
-        )
+    store = open_endpoint(parameters.endpoint, is_host=conf.is_host, timeout_s=conf.join_timeout, clock=SYSTEM_CLOCK)
     return RoundsHandler(store, parameters, conf, clock=SYSTEM_CLOCK)
 
 

@@ -20,7 +20,7 @@ from resilient.elastic.ledger import Ledger, in_folder
 from resilient.elastic.liveness import Gone, Listener, Watches, poke, try_all
 from resilient.elastic.node import Asked, Node
 from resilient.elastic.rounds import to_watch
-from resilient.errors import StoreError
+from resilient.errors import ErrorKind, StoreError
 from resilient.observe.logs import LOGGER
 
 SIGN_INTERVAL_S: Final = 5.0
@@ -125,6 +125,7 @@ class Membership:
         self._broken_at: float | None = None
         self._tried: dict[str, tuple[float, bool]] = {}  # who waits: when it was tried, and whether it answered
         self._store_answers = True
+        self._store_gone: str | None = None
         self._stopping = False
         self._since = me.clock.monotonic()
         self._stop = threading.Event()
@@ -188,10 +189,10 @@ class Membership:
                 self._declare()
                 self._show()
             except StoreError as error:
-                if self._store_answers:
-                    LOGGER.warning("the store of the rendezvous does not answer, training goes on: %s", error)
-                self._store_answers = False
+                self._without_store(error)
             else:
+                if not self._store_answers:
+                    self._me.node.tell_store(answers=True)
                 self._store_answers = True
             self._judge()
 
@@ -345,11 +346,24 @@ class Membership:
         reach = Reach(nonce=me.nonce, count=self._count, reached=self._watches.reached(), unreached=unreached)
         me.ledger.write_reach(self.closed.round, reach)
 
+    def _without_store(self, error: StoreError) -> None:
+        if self._store_answers:
+            LOGGER.warning("the store of the rendezvous does not answer, training goes on: %s", error)
+            self._me.node.tell_store(answers=False)
+        self._store_answers = False
+        if error.kind is ErrorKind.UNREACHABLE and not error.retryable:
+            self._store_gone = str(error)
+
     def _judge(self) -> None:
         """Decide whether a new round has to be formed now, and ask the workers to get ready if one will be."""
         if self.reform is not None or self._stop.is_set():
             return
-        broken = self._broken()
+        if self._store_gone is not None and self._me.node.parked():
+            broken: str | None = (
+                self._store_gone
+            )  # nobody is declared lost any more: the next round fails, and says why
+        else:
+            broken = self._broken()
         why = self._wanted() if broken is None else broken
         if why is None or (broken is not None and self._is_parking()):
             return

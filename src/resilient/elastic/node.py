@@ -17,6 +17,7 @@ _PARKED: Final = "parked-"
 _LISTENS: Final = "listens-"
 _JOB: Final = "job"
 _RESTARTING: Final = "restarting"
+_AWAY: Final = "store-away"
 _KEPT: Final = "kept-"
 
 
@@ -92,6 +93,17 @@ class Node:
         """Say whether the agent ends the workers to start them anew: then its SIGTERM is no preemption."""
         return (self.directory / _RESTARTING).exists()
 
+    def tell_store(self, *, answers: bool) -> None:
+        """Say whether the store of the rounds answers; for the agent."""
+        if answers:
+            (self.directory / _AWAY).unlink(missing_ok=True)
+        else:
+            self._write(_AWAY, b"")
+
+    def store_away(self) -> bool:
+        """Say whether the agent cannot restart anything, as the store of the rounds does not answer."""
+        return (self.directory / _AWAY).exists()
+
     def name_job(self, job: str) -> None:
         """Say which start of the job this is; for the agent."""
         self._write(_JOB, job.encode())
@@ -123,7 +135,9 @@ class Node:
         For an agent that is about to start its workers.
         """
         said = (
-            path for kind in (_ASKED, _RESTARTING, f"{_PARKED}*", f"{_LISTENS}*") for path in self.directory.glob(kind)
+            path
+            for kind in (_ASKED, _RESTARTING, _AWAY, f"{_PARKED}*", f"{_LISTENS}*")
+            for path in self.directory.glob(kind)
         )
         for path in said:
             path.unlink(missing_ok=True)

@@ -46,6 +46,18 @@ class TorchValues:
         """Say whether all of these are there."""
         return self._call(lambda: self._store.check(keys))
 
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Store a value if ``expected`` is there ("": nothing); return what is there then."""
+        return self._call(lambda: self._store.compare_set(key, expected, desired))
+
+    def delete(self, key: str) -> None:
+        """Remove a value; one that is not there is no error."""
+        self._call(lambda: self._store.delete_key(key))
+
+    def keys(self) -> list[str]:
+        """Return the names of all values."""
+        return self._call(self._store.list_keys)
+
     def _call(self, call: Callable[[], T]) -> T:
         if self._overdue is not None and not self._overdue.done():
             raise _silent(self._timeout_s)
