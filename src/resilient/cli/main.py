@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "adopt": "Commit a save that is complete and was never committed.",
     "fsck": "Take stock of a run: what is damaged, orphaned, unknown.",
     "doctor": "Find out whether a store can be trusted.",
+    "check": "Find out whether a node, or several, are fit for training.",
     "run": "Start a training on this node, by torchrun with the right flags.",
     "stop": "Ask a running job to save and end.",
     "resize": "Ask a running job to go on with another number of nodes.",
