@@ -60,6 +60,13 @@ class Settings:
     tier_every: str | int = "auto"  # how often a state goes to the tiers alone; like every
     peer_copies: int = 0  # on how many other nodes there is a copy of what is in the first tier: 0 or 1
     node_label: str | None = None  # of what fails together: a copy goes to a node with another label; None: the host
+    on_hang: str = "report"  # "restart": end the rank, so that its launcher starts all anew; "off": look for no hangs
+    watch_every_s: float = 1.0  # the interval in which a rank gives signs of life; silence is seen within three
+    hang_after_s: float = 1800.0  # a section of which nothing is known lasts that long at most
+    hang_floor_s: float = 60.0  # and any other one at least so long before it is a hang
+    compare_every_s: float = 30.0  # between two reports of each rank's times, by which slow ones are found
+    policy: str = "act"  # what restarts do about failures: "act", or "observe": only say it
+    rules: str | None = None  # a TOML file by which failures are recognized before the rules of this package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +355,18 @@ def _is_tier(name: str) -> bool:
     return name == "memory" or Path(name).expanduser().is_absolute()
 
 
+def _policy(value: object) -> str:
+    if value not in ("act", "observe"):
+        raise ValueError('must be "act" or "observe"')
+    return str(value)
+
+
+def _on_hang(value: object) -> str:
+    if value not in ("report", "restart", "off"):
+        raise ValueError('must be "report", "restart" or "off"')
+    return str(value)
+
+
 def _resume(value: object) -> str:
     if value not in ("auto", "required", "never"):
         raise ValueError('must be "auto", "required" or "never"')
@@ -392,6 +411,9 @@ def _parser(name: str) -> Callable[[object], object]:
         "tier_every": _every,
         "peer_copies": _copies,
         "node_label": _text,
+        "on_hang": _on_hang,
+        "policy": _policy,
+        "rules": _text,
     }
     return special.get(name) or (_seconds if name.endswith("_s") else _count)
 

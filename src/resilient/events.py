@@ -187,6 +187,26 @@ class Refused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailureExplained(Event):
+    """Why an earlier generation failed, and what is done about it, said before it is done.
+
+    ``failure`` and ``confidence`` as in `resilient.policy.failures`. ``at_rank`` and ``node``: where it began, if that
+    is known. ``acts``: whether the run does that by itself; else it is advice.
+    """
+
+    generation: int
+    failure: str
+    confidence: str
+    why: str
+    at_rank: int | None
+    node: str | None
+    proof: tuple[str, ...]
+    action: str
+    because: str
+    acts: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned(Event):
     steps: tuple[int, ...]
 
@@ -215,6 +235,58 @@ class Stopped(Event):
     why: str
     error: str | None
     newest: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterpreterSilent(Event):
+    """A symptom, no more: the interpreter of this rank has given no sign for ``silence_s``.
+
+    ``kind``: "silent" (its lock is held, which a healthy step may do too), "stopped" (by a signal or a debugger), or
+    "heard": it does again. A rank can tell this only afterwards; its watcher writes it down at once.
+    """
+
+    kind: str
+    section: str
+    step: int
+    silence_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangFound(Event):
+    """This rank has been in ``section`` for ``age_s``, and ``timeout_s`` are usual at most.
+
+    ``cause``: the rank that all others wait for, and in which section, ``why``; None where that cannot be told.
+    """
+
+    section: str
+    step: int
+    age_s: float
+    timeout_s: float
+    cause: int | None
+    cause_section: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangOver(Event):
+    """What was reported as a hang was none, or is over: the section has ended."""
+
+    section: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerFound(Event):
+    """A rank holds up the others: in ``section`` it needs ``own_s`` (median), the fastest one ``best_s``.
+
+    ``reports``: so many in a row have said so.
+    """
+
+    straggler: int
+    section: str
+    own_s: float
+    best_s: float
+    reports: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

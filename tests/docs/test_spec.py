@@ -13,7 +13,7 @@ import pytest
 from resilient.catalog import marks
 from resilient.catalog.beat import Sign
 from resilient.clock import SYSTEM_CLOCK
-from resilient.format import chunks, columns, documents, layout, manifests, receipts, values
+from resilient.format import chunks, columns, documents, hangs, layout, manifests, receipts, values
 from resilient.format.dtypes import ITEMSIZE
 from resilient.store.memory import MemoryStore
 
@@ -63,6 +63,10 @@ def test_signs_of_life_have_these_members() -> None:
     assert [row[0] for row in table_after("### Signs of life")] == [field.name for field in dataclasses.fields(Sign)]
 
 
+def test_hangs_have_these_members() -> None:
+    assert [row[0] for row in table_after("### Hangs")] == list(hangs.Hang.__struct_fields__)
+
+
 def test_marks_have_these_members() -> None:
     store, attempt = MemoryStore(), layout.Attempt(step=1, generation=1, nonce="0123456789abcdef")
     marks.write_mark(store, attempt, marks.PINNED, by=marks.USER, why="", clock=SYSTEM_CLOCK)
@@ -100,4 +104,5 @@ def test_keys_look_like_this() -> None:
     assert attempt.manifest("ff") == "steps/000000012000/g00000007-0123456789abcdef/manifest-ff"
     assert attempt.data(3, 0) == f"data/{hashed:02x}/g00000007-0123456789abcdef/000000012000-000003-0"
     assert (layout.claim(7), layout.base(7)) == ("generations/00000007.json", "generations/00000007.base.json")
+    assert layout.hang(7, 3) == "control/hangs/00000007-000003"
     assert layout.outcome(7) == "generations/00000007.end.json"

@@ -33,6 +33,21 @@ CASES = [
     (events.SaveSkipped(step=7, why="busy"), "no save at step 7: busy"),
     (events.Demoted(step=7, why="it fails"), "step 7 is marked failed from now on: it fails"),
     (events.Reinstated(step=7, why="others do too"), "step 7 is not marked failed any more: others do too"),
+    (
+        events.FailureExplained(
+            generation=3,
+            failure="user-error",
+            confidence="certain",
+            why="first",
+            at_rank=2,
+            node="a",
+            proof=("rank 2: KeyError: 'x'",),
+            action="stop",
+            because="twice alike",
+            acts=False,
+        ),
+        "generation 3 failed by user-error on rank 2 (a), certain: rank 2: KeyError: 'x'; advice: stop (twice alike)",
+    ),
     (events.Refused(why="thrice the same"), "no further try: thrice the same"),
     (
         events.StateUnchanged(step=7, since=5),

@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "mark": "Say that a checkpoint is failed, or good.",
     "adopt": "Commit a save that is complete and was never committed.",
     "fsck": "Take stock of a run: what is damaged, orphaned, unknown.",
+    "why": "Say what began a failure: which rank, what, and what to do.",
     "doctor": "Find out whether a store can be trusted.",
     "check": "Find out whether a node, or several, are fit for training.",
     "run": "Start a training on this node, by torchrun with the right flags.",

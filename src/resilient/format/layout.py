@@ -11,10 +11,14 @@ STEPS = "steps/"
 DATA = "data/"
 CONTROL = "control/"
 REQUESTS = "control/requests/"
+EVIDENCE = "control/evidence/"
+HANGS = "control/hangs/"
 
 _ATTEMPT = re.compile(r"steps/(\d{12})/g(\d{8})-([0-9a-f]{16})/(.*)", re.DOTALL)
 _CLAIM = re.compile(r"generations/(\d{8})\.json")
+_HANG = re.compile(r"control/hangs/(\d{8})-(\d{6,})")
 _REQUEST = re.compile(r"control/requests/(\d{8})\.json")
+_EVIDENCE = re.compile(r"control/evidence/(\d{8})/\d{6}(-seen|-there)?\.json")
 _DATA = re.compile(r"data/[0-9a-f]{2}/g(\d{8})-([0-9a-f]{16})/(\d{12})-(\d{6})-(\d+)")
 
 
@@ -93,6 +97,34 @@ def heartbeat(launch: str) -> str:
 
 def request(number: int) -> str:
     return f"{REQUESTS}{number:08d}.json"
+
+
+def hang(generation: int, rank: int) -> str:
+    return f"{HANGS}{generation:08d}-{rank:06d}"
+
+
+def parse_hang(key: str) -> tuple[int, int] | None:
+    """Return generation and rank of the hang record that a key is."""
+    found = _HANG.fullmatch(key)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def evidence(generation: int, rank: int | None = None, what: str = "") -> str:
+    """Return the key of what a rank has left of a failure, or of all ranks' the prefix.
+
+    ``what``: "-seen", what another rank has seen of its end; "-there", where it was when another rank ended.
+    """
+    prefix = f"{EVIDENCE}{generation:08d}/"
+    return prefix if rank is None else f"{prefix}{rank:06d}{what}.json"
+
+
+def explanation(generation: int) -> str:
+    return f"{EVIDENCE}{generation:08d}/explanation.json"
+
+
+def is_evidence(key: str) -> bool:
+    """Say whether a key is that of a record of one rank."""
+    return _EVIDENCE.fullmatch(key) is not None
 
 
 def parse_request(key: str) -> int | None:

@@ -63,7 +63,13 @@ def _describe(event: events.Event) -> tuple[int, str]:
     match event:
         case events.GenerationStarted() | events.Restored() | events.FellBack():
             return _describe_start(event)
-        case events.Demoted() | events.Reinstated() | events.Refused():
+        case (
+            events.Demoted()
+            | events.Reinstated()
+            | events.Refused()
+            | events.FailureExplained()
+            | events.StragglerFound()
+        ):
             return logging.WARNING, _describe_judgement(event)
         case events.SaveCommitted() | events.SaveFailed() | events.SaveSkipped() | events.StateUnchanged():
             return _describe_save(event)
@@ -73,6 +79,11 @@ def _describe(event: events.Event) -> tuple[int, str]:
             return logging.INFO, _describe_news(event)
         case _:
             return logging.DEBUG, str(event)
+
+
+def _describe_straggler(event: events.StragglerFound) -> str:
+    times = f"{1000 * event.own_s:.1f} ms a step, {1000 * event.best_s:.1f} ms on the fastest rank"
+    return f"rank {event.straggler} is slow in {event.section}: {times}, {event.reports} reports in a row"
 
 
 def _describe_save(
@@ -143,14 +154,31 @@ def _since(step: int | None, source: str) -> str:
     return "all steps" if step is None else f"the steps since {step} ({source})"
 
 
-def _describe_judgement(event: events.Demoted | events.Reinstated | events.Refused) -> str:
+def _describe_judgement(
+    event: events.Demoted | events.Reinstated | events.Refused | events.FailureExplained | events.StragglerFound,
+) -> str:
     match event:
+        case events.FailureExplained():
+            return _describe_failure(event)
+        case events.StragglerFound():
+            return _describe_straggler(event)
         case events.Demoted():
             return f"step {event.step} is marked failed from now on: {event.why}"
         case events.Reinstated():
             return f"step {event.step} is not marked failed any more: {event.why}"
         case events.Refused():
             return f"no further try: {event.why}"
+
+
+def _describe_failure(event: events.FailureExplained) -> str:
+    where = "" if event.at_rank is None else f" on rank {event.at_rank}"
+    where += "" if event.node is None else f" ({event.node})"
+    proof = f": {event.proof[0]}" if event.proof else f": {event.why}"
+    advice = "" if event.acts else "advice: "
+    return (
+        f"generation {event.generation} failed by {event.failure}{where}, {event.confidence}{proof}; "
+        f"{advice}{event.action} ({event.because})"
+    )
 
 
 def _life(event: events.GenerationStarted) -> str:

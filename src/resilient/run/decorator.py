@@ -19,6 +19,7 @@ from resilient.run.failures import program_of
 from resilient.run.opening import opened, process_group
 from resilient.run.orphans import end_with_agent
 from resilient.run.session import Run
+from resilient.run.witness import Witness
 from resilient.store.base import Store
 from resilient.store.open import open_store
 
@@ -65,7 +66,9 @@ def train(
                 exit_noted(process),
                 process_group(process, chosen),
                 opened(place, process, chosen, bus=bus, clock=SYSTEM_CLOCK) as start,
+                Witness(start, process, bus=bus, clock=SYSTEM_CLOCK) as witness,
                 Run(start, chosen, policy, retention, program=program_of(function), bus=bus) as run,
+                witness.listening(run),
             ):
                 result = function(run, *args, **kwargs)
             for number in start.late:  # not before the end of the run is noted: this may be the end of the process

@@ -17,6 +17,7 @@ from resilient.format.documents import Outcome
 from resilient.run.failures import cause_of, fingerprint, first_cause
 from resilient.run.nearest import Nearest
 from resilient.run.opening import Opened
+from resilient.run.witness_verdict import tell_failure
 
 _TELL_S: Final = 10.0
 
@@ -72,7 +73,9 @@ class Resuming:
         opened = self._opened
 
         def look() -> bytes:
-            judge_failures(opened.store, opened.claim, self._settings, bus=self._bus, clock=self._clock)
+            tell_failure(opened, self._settings, bus=self._bus, clock=self._clock)
+            if self._settings.policy == "act":
+                judge_failures(opened.store, opened.claim, self._settings, bus=self._bus, clock=self._clock)
             return b""
 
         opened.peers.share(opened.peers.numbered("judged"), look, self._settings.restore_timeout_s)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime
+from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import Final, Self, SupportsFloat, TypeVar
 
@@ -18,26 +18,29 @@ from resilient.engine.restore import RestoredFrom
 from resilient.engine.save_settings import save_settings
 from resilient.engine.saver import Saver
 from resilient.errors import ResilientError
-from resilient.policy.interval import SaveContext, SaveWhen, mean_time_between_failures
+from resilient.policy.interval import SaveWhen
 from resilient.policy.keep import Keep
 from resilient.run.boundary import BoundaryWatch
 from resilient.run.boundary_state import BoundaryState
 from resilient.run.deferral import Deferral
 from resilient.run.metrics import Metrics
 from resilient.run.micro_batches import in_steps
-from resilient.run.misuse import misused, no_boundary
+from resilient.run.misuse import already_complete, misused, no_boundary, no_data
 from resilient.run.opening import Opened, generation_started, take_leave
 from resilient.run.overlap import Overlap
+from resilient.run.pace import pace_of
 from resilient.run.passes import position_of, samplers_of, start_pass
 from resilient.run.restored import Restored
 from resilient.run.resuming import Resuming
 from resilient.run.sampler import ElasticSampler
 from resilient.run.saved import Saved
 from resilient.run.schedule import schedule_for
+from resilient.run.sections import END, RESTORE, SAVE, STOP
 from resilient.run.stopped import Stopped
 from resilient.run.stopping import Stopping
 from resilient.run.tiers import TierSaves
 from resilient.run.trained import Trained
+from resilient.run.watched import Watched
 from resilient.state.capture import capture
 from resilient.state.rng import Rng
 from resilient.state.to_come import state_to_come
@@ -96,10 +99,11 @@ class Run:
         self._last_save_s = clock.monotonic()
         self._last_save: SaveHandle | None = None
         self._saved = Saved(self._saver, settings, rank=opened.peers.rank, bus=bus, clock=clock)
-        self._section = ""
         self._stopping = Stopping(opened, settings, self._saved, standing=self._standing, bus=bus, clock=clock)
         self._tiers = TierSaves(opened, settings, self._saver, bus=bus, clock=clock)
         self._resuming = Resuming(opened, settings, program=program, bus=bus, clock=clock)
+        self._watched = Watched(opened, settings, bus=bus, clock=clock)  # last: it has a thread
+        self._sections = self._watched.sections
 
     @property
     def step(self) -> int:
@@ -152,9 +156,10 @@ class Run:
             raise misused(f"the name {_RNG!r} is taken by the random number generators", "give the item another name")
         self._items = {**items, _RNG: self._rng}
         capture(self._items, rank=self.rank, world_size=self.world_size)
-        self._resumed = self._resuming.resume(self._items)
-        restored = capture(self._items, rank=self.rank, world_size=self.world_size)
-        check_replicas(restored, self._peers, timeout_s=self._settings.restore_timeout_s)
+        with self._sections.within(RESTORE):
+            self._resumed = self._resuming.resume(self._items)
+            restored = capture(self._items, rank=self.rank, world_size=self.world_size)
+            check_replicas(restored, self._peers, timeout_s=self._settings.restore_timeout_s)
         commit = self._resumed.commit if self._resumed is not None else None
         if self.rank == 0:
             # Before the first save: what is saved counts only on a line that says where it continues from.
@@ -170,6 +175,7 @@ class Run:
         self._tiers.start(None if commit is None else commit.step)
         self._bus.emit(generation_started(self._opened, None if commit is None else commit.step))
         self._stopping.start(self._step, restored, self._items)
+        self._watched.follow(self._items)
         if commit is None:
             return None
         return Restored(
@@ -197,10 +203,7 @@ class Run:
         if total is None and self._finished():
             self._idle_passes += 1
             if self._idle_passes > _IDLE_PASSES:  # a loop until some epoch would go round for ever
-                raise misused(
-                    f"the run is complete at step {self._step}, so there is no further pass without total",
-                    "pass total=, the number of steps of the run's whole life, to train on",
-                )
+                raise already_complete(self._step)
             return iter(())
         return self._turns(iterable, total, watch)
 
@@ -237,17 +240,9 @@ class Run:
         """
         self._metrics.report(values)
 
-    @contextmanager
-    def section(self, name: str) -> Iterator[None]:
-        """Name a phase that is no part of a step (evaluation, compilation, ...): errors in it say so."""
-        before, self._section = self._section, name
-        try:
-            yield
-        except Exception as error:
-            error.add_note(f"in section {name!r}, after step {self._step}")
-            raise
-        finally:
-            self._section = before
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """Name a phase that is no part of a step (evaluation, compilation, ...): errors and hangs in it say so."""
+        return self._sections.named(name, lambda: self._step)
 
     def fence(self) -> None:
         """Wait until the last boundary's state is copied; for code that is about to change it without an optimizer."""
@@ -265,14 +260,12 @@ class Run:
                 yield from self._one_pass(iterable, total, watch)
             finally:
                 self.fence()  # nobody knows what the program does to the state outside of its steps
+                self._sections.outside(self._step)
             if total is None:
                 return
             empty = empty + 1 if self._step == before else 0
             if empty == _EMPTY_PASSES:
-                raise misused(
-                    f"the data yielded nothing in {empty} passes, at step {self._step} of {total}",
-                    "pass something that can be iterated again and again, such as a DataLoader; a generator cannot",
-                )
+                raise no_data(empty, self._step, total)
 
     def _start_steps(self, iterable: Iterable[object], watch: BoundaryWatch) -> None:
         boundary = self._boundary_state()
@@ -290,7 +283,8 @@ class Run:
         self._save_if_owed(watch)
 
     def _one_pass(self, iterable: Iterable[T], total: int | None, watch: BoundaryWatch) -> Iterator[T]:
-        for batch in in_steps(start_pass(iterable, self._rng, step=self._step, rank=self.rank), self._samplers):
+        start = partial(start_pass, iterable, self._rng, step=self._step, rank=self.rank)
+        for batch in self._sections.turns(lambda: in_steps(start(), self._samplers), lambda: self._step):
             self._stop_if_asked(watch)
             self._in_turn, self._was_left = True, False
             self._metrics.forget()
@@ -343,7 +337,7 @@ class Run:
 
     def _save_if_due(self, watch: BoundaryWatch, *, last_of_pass: bool) -> None:
         in_flight = self._last_save.step if self._last_save is not None and self._saver.busy else None
-        context = self._context()
+        context = pace_of(self._opened, self._saver, step=self._step, saved_s=self._last_save_s, clock=self._clock)
         self._owed |= self._schedule.due(context, in_flight)
         # At the end of a pass, or where the loop is left, the run may be over, which the checkpoint then says: the save
         # that is owed is made at the end, or when the next pass starts.
@@ -367,13 +361,19 @@ class Run:
         word = self._stopping.depart(self._step)
         if word is not None and not self._dirty and not self._deferral.waits(watch):
             self.fence()
-            self._stopping.leave(self._handle_of(self._step) or self._save("stop", overlaps=False), word)
+            handle = self._handle_of(self._step) or self._save("stop", overlaps=False)
+            with self._sections.within(STOP):
+                self._stopping.leave(handle, word)
 
     def _standing(self) -> str:
-        where = f"in section {self._section!r}, " if self._section else ""
+        where = f"in section {self._sections.name!r}, " if self._sections.name else ""
         return f"{where}after step {self._step}; {self._saved.summary(self._step)}"
 
     def _save(self, reason: str, *, overlaps: bool) -> SaveHandle:
+        with self._sections.within(SAVE):
+            return self._save_now(reason, overlaps=overlaps)
+
+    def _save_now(self, reason: str, *, overlaps: bool) -> SaveHandle:
         self._last_save_s = self._clock.monotonic()
         try:
             captured = self._boundary_state().capture()
@@ -401,17 +401,6 @@ class Run:
             return committed_handle(step)  # this very state is where the run came from
         return self._last_save if self._last_save is not None and self._last_save.step == step else None
 
-    def _context(self) -> SaveContext:
-        age_s = (self._clock.now() - datetime.fromisoformat(self._opened.created)).total_seconds()
-        measured = self._saver.newest_committed is not None
-        return SaveContext(
-            step=self._step,
-            since_save_s=self._clock.monotonic() - self._last_save_s,
-            stall_s=self._saver.stall_s if measured else None,
-            persist_s=self._saver.persist_s if measured else None,
-            mtbf_s=mean_time_between_failures(age_s, self._opened.claim.generation - 1),
-        )
-
     def _skipped(self, step: int, why: str) -> None:
         self._bus.emit(events.SaveSkipped(rank=self.rank, step=step, why=why))
 
@@ -429,6 +418,7 @@ class Run:
             SystemExit: 3, if the last step of a training that ended normally could not be saved.
         """
         stopped = isinstance(error, Stopped)
+        self._sections.turn_to(END, self._step)
         try:
             if error is not None and not stopped:
                 # Before all else: what follows from it on other ranks comes later, and is not the cause.
@@ -447,6 +437,7 @@ class Run:
                 self._notice(f"stopped after step {self._step} by {type(error).__name__}; {summary}")
         finally:
             with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
+                closing.callback(self._watched.close)
                 closing.callback(self._tiers.close)
                 closing.callback(self._stopping.close, leaving=stopped)
                 closing.callback(self._saver.close, self._stopping.remaining_s if stopped else _LAST_WAIT_S)
