@@ -92,6 +92,9 @@ WRONG = {
     "notices_url": "",
     "policy": "perhaps",
     "rules": "",
+    "on_nonfinite": "ignore",
+    "on_spike": "jump",
+    "compare_replicas": "often",
     "colour": "red",
 }
 

@@ -40,6 +40,9 @@ class Settings:
     max_failed_saves: int = 5  # so many saves that fail in a row end the run
     max_unsaved: float | None = None  # the age of the newest committed state that ends the run; None: any
     max_demotions: int = 3  # so many checkpoints in a row may be marked failed by the run itself
+    on_nonfinite: str = "stop"  # of what run.watch sees, twice alike: "stop", "rollback", "skip", "report"
+    on_spike: str = "report"  # the same for a value of five times what is usual
+    compare_replicas: int = 100  # parameters are compared between replicas within so many steps; 0: never
     max_failed_attempts: int = 3  # so many failures in a row, alike and at the same step, end in a verdict
     commit_timeout_s: float = 600.0  # from the start of a save to its commit
     restore_timeout_s: float = 3600.0  # for all ranks to have read their part
@@ -373,6 +376,12 @@ def _resume(value: object) -> str:
     return str(value)
 
 
+def _on_sick(value: object) -> str:
+    if value not in ("stop", "rollback", "skip", "report"):
+        raise ValueError('must be "stop", "rollback", "skip" or "report"')
+    return str(value)
+
+
 def _slots(value: object) -> str | int:
     if value == "auto":
         return "auto"
@@ -394,6 +403,9 @@ def _parser(name: str) -> Callable[[object], object]:
         "every": _every,
         "resume": _resume,
         "strict": _flag,
+        "on_nonfinite": _on_sick,
+        "on_spike": _on_sick,
+        "compare_replicas": _whole,
         "overlap": _flag,
         "staging_slots": _slots,
         "takeover": _flag,

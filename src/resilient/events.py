@@ -207,6 +207,35 @@ class FailureExplained(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NumericFault(Event):
+    """A step had sick numbers (``what``, as this rank has seen them), and was run again ``reruns`` times.
+
+    ``outcome``: "transient" (then it was fine), "reproducible" (the same bits again), or "unstable" (sick, and
+    different each time). ``ranks``: the lowest and the highest rank whose values were sick. ``action``: "go on",
+    "report", "skip", "rollback" or "stop".
+    """
+
+    step: int
+    outcome: str
+    ranks: tuple[int, ...]
+    what: str
+    reruns: int
+    action: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaDiffers(Event):
+    """The replicas of some parameters are not the same on all ranks that hold them, at ``step``.
+
+    ``ranks``: those in the minority; empty if there are two only, or as many of one kind as of the other.
+    """
+
+    step: int
+    holders: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned(Event):
     steps: tuple[int, ...]
 

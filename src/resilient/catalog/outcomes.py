@@ -54,6 +54,21 @@ def read_outcome(store: Store, generation: int) -> Outcome | None:
     return outcome if outcome is not None and outcome.generation == generation else None
 
 
+def left_out(store: Store, *, before: int) -> dict[str, list[tuple[int, int]]]:
+    """Return the samples that the failed lives right before a generation do not want to be used again, by sampler.
+
+    One small read, if the last one has not failed.
+    """
+    found: dict[str, list[tuple[int, int]]] = {}
+    for generation in range(before - 1, max(0, before - 1 - _MOST), -1):
+        outcome = read_outcome(store, generation)
+        if outcome is None or outcome.cause == VERDICT:
+            break
+        for name, place in outcome.leave_out.items():
+            found.setdefault(name, []).append(place)
+    return found
+
+
 def read_history(store: Store, *, before: int) -> History:
     """Return how the lives before a generation went, by exact names; if the last one did not fail, that one alone."""
     lives: list[Life[Attempt]] = []

@@ -218,7 +218,8 @@ class Outcome:
     ``message`` has no numbers and addresses any more, so that it is the same each time. ``cause`` says what may be to
     blame: "code", "numeric", "environment"; "verdict" if the generation was refused because of those before it.
     ``program`` names the source of the training function. ``step`` steps were complete; ``restored_...`` is what it
-    had restored, or was just restoring.
+    had restored, or was just restoring. ``leave_out``: the samples of the step that failed, which the next life is not
+    to use: the epoch and the position in its order, by the name of the sampler.
     """
 
     generation: int
@@ -234,6 +235,7 @@ class Outcome:
     restored_step: int | None = None
     restored_generation: int | None = None
     restored_nonce: str | None = None
+    leave_out: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def restored(self) -> Attempt | None:

@@ -9,6 +9,7 @@ from resilient import events
 from resilient.format import sizes
 
 LOGGER: Final = logging.getLogger("resilient")
+_MOST_RANKS: Final = 16
 LOGGER.addHandler(logging.NullHandler())
 
 
@@ -78,7 +79,7 @@ def _describe(event: events.Event) -> tuple[int, str]:
         case events.Notice() | events.RestoredFromTiers() | events.TiersFinished() | events.AtStake():
             return logging.INFO, _describe_news(event)
         case _:
-            return logging.DEBUG, str(event)
+            return _describe_numbers(event)
 
 
 def _describe_straggler(event: events.StragglerFound) -> str:
@@ -117,6 +118,37 @@ def _describe_start(event: events.GenerationStarted | events.Restored | events.F
             return logging.INFO, f"restored step {event.step}, saved by {_ranks(event.saved_world_size)}: {what}"
         case events.FellBack():
             return logging.WARNING, f"step {event.step} is not usable, taking an older one: {event.why}"
+
+
+def _describe_numbers(event: events.Event) -> tuple[int, str]:
+    match event:
+        case events.NumericFault():
+            where = "rank " + " to ".join(map(str, event.ranks))
+            what = event.what or "a value is suspicious there"
+            shown = {
+                "transient": "fine when it was run again: a fault of the moment, perhaps of that rank's hardware",
+                "reproducible": "the same bits when it was run again: it comes from the data, the state or the code",
+                "unstable": f"sick in {event.reruns + 1} tries, and not twice alike: suspect that rank's hardware",
+            }[event.outcome]
+            return logging.WARNING, f"step {event.step}, {where}: {what}; {shown}; action: {event.action}"
+        case events.ReplicaDiffers(ranks=()):
+            return logging.WARNING, (
+                f"parameters differ between the replicas on ranks {_numbers(event.holders)} at step {event.step}; which"
+                " of them is wrong cannot be told: it takes three replicas, with a majority that agrees"
+            )
+        case events.ReplicaDiffers():
+            return logging.WARNING, (
+                f"parameters of rank {_numbers(event.ranks)} are not those of the other replicas (ranks"
+                f" {_numbers(event.holders)}) at step {event.step}: silent corruption; check that node, and continue"
+                " from a checkpoint that was saved before"
+            )
+        case _:
+            return logging.DEBUG, str(event)
+
+
+def _numbers(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, ranks[:_MOST_RANKS]))
+    return shown if len(ranks) <= _MOST_RANKS else f"{shown}, ... ({len(ranks)} in all)"
 
 
 def _describe_stop(event: events.StopAsked | events.Stopped) -> tuple[int, str]:

@@ -96,11 +96,15 @@ class Overlap:
             self._staging = None
         return waited_s
 
-    def end_turn(self) -> None:
-        """End a turn: what has stepped in it may overlap with the next one."""
+    def end_turn(self) -> float:
+        """End a turn: what has stepped in it may overlap with the next one.
+
+        Waits for the copy of the last boundary, if no step has; returns the seconds that both have waited for it.
+        """
         self.fence()
         self._stepped = frozenset(self._stepping)
         self._stepping.clear()
+        return self.waited_s
 
     def close(self) -> None:
         """Wait for the copy that is under way, and remove the hooks. Idempotent."""

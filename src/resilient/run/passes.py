@@ -15,6 +15,9 @@ from resilient.state.rng import Rng
 
 T = TypeVar("T")
 
+BEGINS_ANEW: Final = (
+    "the position in the data is not restored: this data begins anew (an ElasticSampler would continue)"
+)
 _ORDERS_OF_TORCH: Final = (RandomSampler, SequentialSampler, DistributedSampler)
 
 

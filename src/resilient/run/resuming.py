@@ -6,7 +6,9 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
-from resilient.catalog.outcomes import write_outcome
+import msgspec
+
+from resilient.catalog.outcomes import left_out, write_outcome
 from resilient.clock import Clock, rfc3339
 from resilient.config import Settings
 from resilient.engine.judging import judge_failures
@@ -17,7 +19,9 @@ from resilient.format.documents import Outcome
 from resilient.run.failures import cause_of, fingerprint, first_cause
 from resilient.run.nearest import Nearest
 from resilient.run.opening import Opened
+from resilient.run.sampler import ElasticSampler
 from resilient.run.witness_verdict import tell_failure
+from resilient.state.items import unwrapped
 
 _TELL_S: Final = 10.0
 
@@ -37,8 +41,7 @@ class Resuming:
     def resume(self, items: Mapping[str, object]) -> RestoredFrom | None:
         """Fill the items from the newest usable checkpoint; raises what `restore` and `judge_failures` raise."""
         opened, settings = self._opened, self._settings
-        if settings.resume != "never":
-            self._judge()
+        left_out = self._judge() if settings.resume != "never" else {}
         self._begun = True
         unsubscribe = self._bus.subscribe(self._note)
         nearest = Nearest(opened, settings, bus=self._bus, clock=self._clock)
@@ -58,33 +61,42 @@ class Resuming:
         finally:
             unsubscribe()
         nearest.tell(restored)
+        for name, places in left_out.items():
+            if isinstance(sampler := unwrapped(items.get(name)), ElasticSampler):
+                for place in places:
+                    sampler.leave_out(*place)
         return restored
 
-    def tell(self, error: BaseException, *, step: int) -> None:
-        """Leave word of the failure that ends this life, if it is one; wait for a store that is away only so long."""
+    def tell(self, error: BaseException, *, step: int, leave_out: Mapping[str, tuple[int, int]] | None = None) -> None:
+        """Leave word of the failure that ends this life, if it is one; wait for a store that is away only so long.
+
+        ``leave_out``: the samples that the next life is not to use.
+        """
         cause = first_cause(error)
         if cause is None or not self._begun:
             return
-        telling = threading.Thread(target=self._tell, args=(cause, step), name="resilient-outcome", daemon=True)
+        how = (cause, step, dict(leave_out or {}))
+        telling = threading.Thread(target=self._tell, args=how, name="resilient-outcome", daemon=True)
         telling.start()
         telling.join(_TELL_S)
 
-    def _judge(self) -> None:
+    def _judge(self) -> dict[str, list[tuple[int, int]]]:
         opened = self._opened
 
         def look() -> bytes:
             tell_failure(opened, self._settings, bus=self._bus, clock=self._clock)
             if self._settings.policy == "act":
                 judge_failures(opened.store, opened.claim, self._settings, bus=self._bus, clock=self._clock)
-            return b""
+            return msgspec.msgpack.encode(left_out(opened.store, before=opened.claim.generation))
 
-        opened.peers.share(opened.peers.numbered("judged"), look, self._settings.restore_timeout_s)
+        answer = opened.peers.share(opened.peers.numbered("judged"), look, self._settings.restore_timeout_s)
+        return msgspec.msgpack.decode(answer, type=dict[str, list[tuple[int, int]]])
 
     def _note(self, event: Event) -> None:
         if isinstance(event, RestoreStarted):
             self._tried = event
 
-    def _tell(self, cause: BaseException, step: int) -> None:
+    def _tell(self, cause: BaseException, step: int, leave_out: dict[str, tuple[int, int]]) -> None:
         claim, tried = self._opened.claim, self._tried
         outcome = Outcome(
             generation=claim.generation,
@@ -100,6 +112,7 @@ class Resuming:
             restored_step=None if tried is None else tried.step,
             restored_generation=None if tried is None else tried.generation,
             restored_nonce=None if tried is None else tried.nonce,
+            leave_out=leave_out,
         )
         try:
             write_outcome(self._opened.store, outcome)

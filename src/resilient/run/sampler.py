@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,9 @@ class ElasticSampler:
         self.micro_batch = micro_batch
         self.epoch = 0
         self.consumed = 0
+        self.skipped: list[tuple[int, int, int]] = []
+        """Batches whose samples were left out: their epoch, their position in its order, and their size."""
+        self._left_out: set[tuple[int, int]] = set()  # those to come
         self._taken = 0
         self._place = None if rank is None or world_size is None else (rank, world_size)
 
@@ -110,10 +113,19 @@ class ElasticSampler:
 
     def advance(self) -> None:
         """Count the current batch as used: its step is complete."""
-        self.consumed += self._batch_size(self.consumed)
         self._taken = 0
-        if self._batch_size(self.consumed) == 0:
-            self.epoch, self.consumed = self.epoch + 1, 0
+        self._pass()
+        self._pass_left_out()
+
+    def skip(self) -> None:
+        """Leave out the samples of the current batch: count them as used by no step."""
+        self.skipped.append((self.epoch, self.consumed, self._batch_size(self.consumed)))
+        self.advance()
+
+    def leave_out(self, epoch: int, consumed: int) -> None:
+        """Leave out a batch by its place in the order, if it is still to come; not while an iterator is in use."""
+        self._left_out.add((epoch, consumed))
+        self._pass_left_out()
 
     def __len__(self) -> int:
         """Return how many batches a whole epoch has on this rank; of micro-batches, if there are any."""
@@ -123,19 +135,23 @@ class ElasticSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's part of each batch, from the position to the end of the epoch; moves nothing."""
-        order, position = self._order(), self.consumed
+        order, epoch, position = self._order(), self.epoch, self.consumed
         while size := self._batch_size(position):
             batch = order[position : position + size]
+            position += size
+            if (epoch, position - size) in self._left_out:
+                continue
             for micro_batch in range(self._micro_batches(size)):
                 start, stop = self._part(size, micro_batch)
                 yield (batch[start:stop] if start < stop else batch[:1]).tolist()
-            position += size
 
-    def state_dict(self) -> dict[str, int | bool]:
-        """Return the position and what the order depends on."""
-        return {"epoch": self.epoch, "consumed": self.consumed, **{name: getattr(self, name) for name in _FIXED}}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, what was left out, and what the order depends on."""
+        skipped = {"skipped": [list(each) for each in self.skipped]} if self.skipped else {}
+        fixed = {name: getattr(self, name) for name in _FIXED}
+        return {"epoch": self.epoch, "consumed": self.consumed, **skipped, **fixed}
 
-    def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a position.
 
         Raises:
@@ -153,6 +169,17 @@ class ElasticSampler:
                 hint="make the sampler as it was, or start over in another place",
             )
         self.epoch, self.consumed = int(state["epoch"]), int(state["consumed"])
+        self.skipped = [(int(epoch), int(at), int(size)) for epoch, at, size in state.get("skipped", ())]
+
+    def _pass(self) -> None:
+        self.consumed += self._batch_size(self.consumed)
+        if self._batch_size(self.consumed) == 0:
+            self.epoch, self.consumed = self.epoch + 1, 0
+
+    def _pass_left_out(self) -> None:
+        while (self.epoch, self.consumed) in self._left_out:
+            self.skipped.append((self.epoch, self.consumed, self._batch_size(self.consumed)))
+            self._pass()
 
     def _batch_size(self, start: int) -> int:
         """Return the size of the batch that starts there; 0 at the end of the epoch."""

@@ -16,6 +16,7 @@ class Saved:
         self._saver = saver
         self._settings = settings
         self._rank = rank
+        self._bus = bus
         self._clock = clock
         self._resumed: int | None = None
         self._tally = {"failed": 0, "skipped": 0}
@@ -46,6 +47,10 @@ class Saved:
         """How many saves failed and were skipped, in words; "" if none."""
         counts = ", ".join(f"{n} save{'s' * (n > 1)} {what}" for what, n in self._tally.items() if n)
         return counts and f" ({counts})"
+
+    def skip(self, step: int, why: str) -> None:
+        """Tell that a step which was due is not saved."""
+        self._bus.emit(SaveSkipped(rank=self._rank, step=step, why=why))
 
     def check(self) -> None:
         """Raise if it makes no sense to go on; called at every boundary.
@@ -94,3 +99,10 @@ class Saved:
                 self._tally["failed"] += 1
             case SaveSkipped():
                 self._tally["skipped"] += 1
+
+
+def nothing_to_do(step: int, total: int | None) -> str:
+    """Say why a run that was started has no step to make."""
+    passed = total is not None and total < step
+    what = f"total={total} is passed: the run is" if passed else "the run is complete"
+    return f"nothing to do: {what} at step {step}"

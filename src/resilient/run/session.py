@@ -13,6 +13,7 @@ from resilient.catalog.generations import write_base
 from resilient.clock import SYSTEM_CLOCK, Clock
 from resilient.config import Settings
 from resilient.engine.handle import SaveHandle, committed_handle
+from resilient.engine.replica_watch import ReplicaWatch
 from resilient.engine.replicas import check_replicas
 from resilient.engine.restore import RestoredFrom
 from resilient.engine.save_settings import save_settings
@@ -23,17 +24,19 @@ from resilient.policy.keep import Keep
 from resilient.run.boundary import BoundaryWatch
 from resilient.run.boundary_state import BoundaryState
 from resilient.run.deferral import Deferral
+from resilient.run.guard import Guard
 from resilient.run.metrics import Metrics
 from resilient.run.micro_batches import in_steps
 from resilient.run.misuse import already_complete, misused, no_boundary, no_data
 from resilient.run.opening import Opened, generation_started, take_leave
 from resilient.run.overlap import Overlap
 from resilient.run.pace import pace_of
-from resilient.run.passes import position_of, samplers_of, start_pass
+from resilient.run.passes import BEGINS_ANEW, position_of, samplers_of, start_pass
+from resilient.run.replicas import compared
 from resilient.run.restored import Restored
 from resilient.run.resuming import Resuming
 from resilient.run.sampler import ElasticSampler
-from resilient.run.saved import Saved
+from resilient.run.saved import Saved, nothing_to_do
 from resilient.run.schedule import schedule_for
 from resilient.run.sections import END, RESTORE, SAVE, STOP
 from resilient.run.stopped import Stopped
@@ -77,7 +80,8 @@ class Run:
         how = save_settings(settings, keep, opened.local_ranks, opened.tiers.own)
         self._saver = Saver(opened.store, opened.claim, opened.peers, how, run_id=opened.run_id, bus=bus, clock=clock)
         topic = f"schedule/{opened.claim.generation}-{opened.claim.nonce}"
-        self._schedule = schedule_for(every, opened.peers, topic=topic, clock=clock, skipped=self._skipped)
+        self._saved = Saved(self._saver, settings, rank=opened.peers.rank, bus=bus, clock=clock)
+        self._schedule = schedule_for(every, opened.peers, topic=topic, clock=clock, skipped=self._saved.skip)
         self._items: dict[str, object] = {}
         self._watch: BoundaryWatch | None = None
         self._overlap: Overlap | None = None
@@ -98,8 +102,9 @@ class Run:
         self._idle_passes = 0
         self._last_save_s = clock.monotonic()
         self._last_save: SaveHandle | None = None
-        self._saved = Saved(self._saver, settings, rank=opened.peers.rank, bus=bus, clock=clock)
         self._stopping = Stopping(opened, settings, self._saved, standing=self._standing, bus=bus, clock=clock)
+        self._replicas: ReplicaWatch | None = None
+        self._guard = Guard(settings, rank=opened.peers.rank, bus=bus)
         self._tiers = TierSaves(opened, settings, self._saver, bus=bus, clock=clock)
         self._resuming = Resuming(opened, settings, program=program, bus=bus, clock=clock)
         self._watched = Watched(opened, settings, bus=bus, clock=clock)  # last: it has a thread
@@ -167,6 +172,7 @@ class Run:
         self._watch = BoundaryWatch(self._items)
         self._overlap = Overlap(self._items, enabled=self._settings.overlap)
         self._trained = Trained(self._items)
+        self._replicas = compared(self._items, self._opened, self._settings, bus=self._bus, clock=self._clock)
         self._boundary = BoundaryState(self._items, self._rng, rank=self.rank, world_size=self.world_size)
         self._saver.reserve(restored, more_nbytes=state_to_come(self._items))
         self._saver.wait_ready(self._settings.peer_timeout_s)
@@ -232,6 +238,21 @@ class Run:
         # Outside of the loop nothing fences: whatever the program does next may change the state.
         return self._handle_of(self._step) or self._save(reason, overlaps=self._in_turn)
 
+    def watch(self, **values: SupportsFloat) -> bool:
+        """Say values that a sick step shows, such as ``loss`` and ``grad_norm``; return whether the step may be taken.
+
+        To be called between ``backward`` and ``optimizer.step``, on every rank, with the same names. False: drop the
+        gradients and ``continue``. The same batch then comes again (with the same random numbers): what is sick twice
+        alike is the step's own, and ends the run, is skipped, or told, as `Settings.on_nonfinite` and `on_spike` say;
+        what is not was a fault of the moment, and is told. Waits for an accelerator, and for one small all-reduce.
+
+        Raises:
+            FloatingPointError: the step is sick, and the settings say "stop" or "rollback".
+            UsageError: a value is no number, or samples are to be skipped that no `ElasticSampler` knows.
+        """
+        self._tracked()
+        return self._guard.watch(values, self._samplers)
+
     def metrics(self, **values: SupportsFloat) -> None:
         """Say how good the state is, by name, for ``Keep(best=...)``; numbers or tensors of one element.
 
@@ -274,9 +295,7 @@ class Run:
             # Last of all: what the program drew since run.track must not move the run's own numbers.
             self._rng.restore(self._rng.state, step=self._step, rank=self.rank)
             if self._step and not self._samplers and not boundary.has_loader:
-                self._notice(
-                    "the position in the data is not restored: this data begins anew (an ElasticSampler would continue)"
-                )
+                self._notice(BEGINS_ANEW)
         boundary.hold()
         watch.hold()
         self._schedule.start(self._step)
@@ -289,7 +308,7 @@ class Run:
             self._in_turn, self._was_left = True, False
             self._metrics.forget()
             try:
-                yield batch
+                yield from self._guard.tries(batch, self._rng, step=self._step, stepped=lambda: watch.stepped)
             except GeneratorExit:
                 self._left_in_turn(watch)
                 raise
@@ -300,23 +319,21 @@ class Run:
                 return
 
     def _end_turn(self, watch: BoundaryWatch) -> None:
-        self._end_overlap()
+        assert self._overlap is not None
+        waited_s = self._overlap.end_turn()
+        if self._last_save is not None and self._last_save.step == self._step and waited_s:
+            self._bus.emit(events.SaveFenced(rank=self.rank, step=self._step, waited_s=waited_s))
         watch.end_turn()
         self._in_turn = self._dirty = False
         self._step += 1
         self._steps_here += 1
         for sampler in self._samplers:
-            sampler.advance()
+            sampler.skip() if self._guard.skips else sampler.advance()
         self._boundary_state().hold()
+        if self._replicas is not None:
+            self._replicas.at_boundary(self._step, self._boundary_state().capture)
         if self._steps_here == 1:
             self._anticipate()
-
-    def _end_overlap(self) -> None:
-        """Wait for the copy of the last boundary, if there is one that no optimizer step has waited for."""
-        assert self._overlap is not None
-        self._overlap.end_turn()
-        if self._last_save is not None and self._last_save.step == self._step and self._overlap.waited_s:
-            self._bus.emit(events.SaveFenced(rank=self.rank, step=self._step, waited_s=self._overlap.waited_s))
 
     def _left_in_turn(self, watch: BoundaryWatch) -> None:
         """The loop was left by ``break``: the turn counts if its steps were done, else its batch is unused."""
@@ -401,9 +418,6 @@ class Run:
             return committed_handle(step)  # this very state is where the run came from
         return self._last_save if self._last_save is not None and self._last_save.step == step else None
 
-    def _skipped(self, step: int, why: str) -> None:
-        self._bus.emit(events.SaveSkipped(rank=self.rank, step=step, why=why))
-
     # --- beginning and end --------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
@@ -422,7 +436,7 @@ class Run:
         try:
             if error is not None and not stopped:
                 # Before all else: what follows from it on other ranks comes later, and is not the cause.
-                self._resuming.tell(error, step=self._step)
+                self._resuming.tell(error, step=self._step, leave_out=self._guard.left_out(self._items))
                 self._stopping.fail(error)
             if self._watch is None or stopped:
                 return
@@ -441,19 +455,14 @@ class Run:
                 closing.callback(self._tiers.close)
                 closing.callback(self._stopping.close, leaving=stopped)
                 closing.callback(self._saver.close, self._stopping.remaining_s if stopped else _LAST_WAIT_S)
-                if self._watch is not None:
-                    closing.callback(self._watch.close)
-                if self._overlap is not None:
-                    closing.callback(self._overlap.close)
-                if self._trained is not None:
-                    closing.callback(self._trained.close)
+                for each in (self._watch, self._overlap, self._replicas, self._trained):
+                    if each is not None:
+                        closing.callback(each.close)
                 closing.callback(self._schedule.close)
 
     def _finish(self, watch: BoundaryWatch) -> None:
         if self._steps_here == 0 and self._resumed is not None:
-            passed = self._total is not None and self._total < self._step
-            what = f"total={self._total} is passed: the run is" if passed else "the run is complete"
-            self._notice(f"nothing to do: {what} at step {self._step}")
+            self._notice(nothing_to_do(self._step, self._total))
             self._tiers.done()
             return
         if self._dirty:
