@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousParameters, Rende
 
 from resilient.elastic import directories, endpoint, handler
 from resilient.elastic.conf import Conf, read_conf
+from resilient.elastic.ledger import Ledger
 from resilient.elastic.node import Asked
 from resilient.errors import ErrorKind, StoreError, UsageError
 from resilient.store.base import Capabilities
@@ -105,6 +106,23 @@ def test_what_was_said_of_a_round_that_did_not_come_about_is_not_said_to_the_nex
     assert not agent._me.node.restarting()
     assert agent._me.node.asked_last() is None
     assert [thread.name for thread in threading.enumerate()].count("resilient-membership") == 1
+
+
+def test_of_rounds_that_are_long_over_only_what_they_are_walked_by_stays(
+    agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "_ROUNDS_KEPT", 2)
+    for _ in range(4):
+        agent.next_rendezvous()
+    for thread in threading.enumerate():
+        if thread.name == "resilient-old-rounds":
+            thread.join(10)
+    ledger = agent._me.ledger
+    assert [ledger.names(number) for number in (1, 2)] == [{"closed"}, {"closed"}]
+    assert [f"join/{agent._me.nonce}" in ledger.names(number) for number in (3, 4)] == [True, True]
+    newest = Ledger(agent._store, "job").newest_closed()
+    assert newest is not None
+    assert newest.round == 4
 
 
 def test_a_node_that_never_comes_into_its_rounds_is_named_and_not_waited_for_for_ever(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import threading
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
@@ -50,6 +51,7 @@ _STORE_TIMEOUT_S: Final = 10.0  # of the key-value server: its host was reached 
 _READY_S: Final = 60.0  # for all members to have seen that the round is closed
 _POLL_S: Final = 0.02
 _STOP_LOOKING_S: Final = 10.0  # for a look at the round before to end
+_ROUNDS_KEPT: Final = 8  # with all that was said in them: a node that slept may still be reading
 _LATE_ROUNDS: Final = 3  # after so many rounds in a row into which not all members came, no other one is tried
 
 
@@ -258,6 +260,10 @@ class RoundsHandler(RendezvousHandler):
         self._server, self._next_server = self._next_server, None
         self._me.node.name_job(closed.job)
         rank = closed.nonces.index(self._me.nonce)
+        if rank == 0 and closed.round > _ROUNDS_KEPT:
+            # A job of months has thousands of rounds, and each has some objects of every node.
+            old = closed.round - _ROUNDS_KEPT
+            threading.Thread(target=self._clear, args=(old,), name="resilient-old-rounds", daemon=True).start()
         self._agent_store = AgentStore(
             store,
             broken=lambda: membership.reform is not None,
@@ -269,6 +275,10 @@ class RoundsHandler(RendezvousHandler):
         LOGGER.info("%s; this one is node %d; the workers meet at %s", _in_one_line(closed, before), rank, server)
         where = RendezvousStoreInfo(master_addr=closed.address, master_port=closed.port)
         return RendezvousInfo(self._agent_store, rank, len(closed.members), where)
+
+    def _clear(self, number: int) -> None:
+        with suppress(StoreError):  # what stays is in nobody's way
+            self._me.ledger.through(self._store).clear(number)
 
     def _finish(self) -> None:
         assert self._membership is not None

@@ -19,6 +19,7 @@ from resilient.store.base import Store
 D = TypeVar("D", bound=msgspec.Struct)
 
 _ROUND: Final = re.compile(r"\d{8}")
+_KEPT: Final = frozenset({"closed", "ended"})
 _ONCE: Final = frozenset({"join", "wait", "lost", "closed"})
 
 
@@ -100,6 +101,11 @@ class Ledger:
 
     def has_ended(self, number: int) -> bool:
         return exists(self.store, self._key(number, "ended"))
+
+    def clear(self, number: int) -> None:
+        """Remove what lies in a round that is long over, but for what rounds are walked by."""
+        names = sorted(name for name in self.names(number) if name not in _KEPT)
+        of_each(lambda name: self.store.delete(self._key(number, name)), names)
 
     def _all(self, kind: type[D], number: int, folder: str, names: Iterable[str]) -> dict[str, D]:
         wanted = in_folder(folder, names)
