@@ -57,6 +57,7 @@ class ErrorKind(StrEnum):
     PEER_FAILED = "peer-failed"
     SAVE_FAILED = "save-failed"
     CRASH_LOOP = "crash-loop"
+    UNFIT_NODE = "unfit-node"
 
 
 class ResilientError(Exception):

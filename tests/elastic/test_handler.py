@@ -78,6 +78,8 @@ def test_settings_are_checked_by_name_and_value() -> None:
         read_conf({"join_timeout": "soon"})
     with pytest.raises(UsageError, match="check_command is 'maybe': it must be 0 or 1"):
         read_conf({"check_command": "maybe"})
+    with pytest.raises(UsageError, match="check is 'full': it must be off or light"):
+        read_conf({"check": "full"})
 
 
 @pytest.fixture

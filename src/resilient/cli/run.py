@@ -46,6 +46,7 @@ class Wish:
     grace: str | None
     max_restarts: int
     job: str | None
+    check: str
 
 
 @click.command(
@@ -58,6 +59,13 @@ class Wish:
 @click.option("--grace", metavar="TIME", help='Between the notice of a stop and the end by force, such as "2min"; 30s.')
 @click.option("--max-restarts", type=click.IntRange(0), default=100, show_default=True, help="Of one node's workers.")
 @click.option("--id", "job", metavar="ID", help="The job's name, the same on all nodes; by default SLURM's job id.")
+@click.option(
+    "--check",
+    type=click.Choice(["light", "off"]),
+    default="light",
+    show_default=True,
+    help="Examine this node before it joins, and after each attempt.",
+)
 @click.option(
     "--torchrun", "more", metavar="FLAG", multiple=True, help="One more flag of torchrun: --torchrun=--tee=3."
 )
@@ -172,6 +180,9 @@ def _rendezvous(wish: Wish, cluster: Cluster, most: int) -> list[Flag]:
         ),
         Flag(name="--rdzv-id", value=wish.job or cluster.job or "resilient", why="names the job, on all nodes alike"),
     ]
+    if wish.check != "off":
+        why = "some seconds before joining: a sick node would spoil the work of all; --check off joins unseen"
+        flags.append(Flag(name="--rdzv-conf", value=f"check={wish.check}", why=why))
     if cluster.address is not None:
         flags.append(Flag(name="--local-addr", value=cluster.address, why="POD_IP: other pods may not resolve names"))
     return flags

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ class Conf:
     poll_interval: float = 2.0  # between two looks at the store while training goes on
     exit_timeout: float = 300.0  # for the other nodes to finish
     is_host: bool = False  # serve an endpoint HOST:PORT here, although that name does not lead to this machine
+    check: str = "off"  # "light": examine this node before it joins and after each attempt, and stay out if it is unfit
     check_command: bool = True  # refuse a node that runs another script, or the same with other arguments
 
 
@@ -47,10 +48,16 @@ def read_conf(given: Mapping[str, Any]) -> Conf:
                 hint=f"its settings are {', '.join(known)}",
             )
         try:
-            values[name] = _flag(value) if isinstance(known[name], bool) else _duration(value)
+            values[name] = _PARSERS[type(known[name])](value)
         except ValueError as error:
             raise UsageError(f"--rdzv-conf: {name} is {value!r}: it {error}", kind=ErrorKind.INVALID_SETTING) from error
     return Conf(**values)
+
+
+def _level(value: object) -> str:
+    if value not in ("off", "light"):
+        raise ValueError("must be off or light")
+    return str(value)
 
 
 def _flag(value: object) -> bool:
@@ -66,3 +73,6 @@ def _duration(value: object) -> float:
         return parse_duration(float(text))
     except ValueError:
         return parse_duration(text)
+
+
+_PARSERS: Final[Mapping[type, Callable[[object], object]]] = {bool: _flag, str: _level, float: _duration}

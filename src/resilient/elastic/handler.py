@@ -33,6 +33,7 @@ from resilient.elastic.conf import Conf, read_conf
 from resilient.elastic.directories import collect, make_directory
 from resilient.elastic.documents import Agent, Closed
 from resilient.elastic.endpoint import open_endpoint
+from resilient.elastic.fitness import Fitness
 from resilient.elastic.joining import JobOver, Joining
 from resilient.elastic.ledger import Ledger
 from resilient.elastic.liveness import Listener
@@ -40,7 +41,7 @@ from resilient.elastic.membership import Asking, Membership, News, Self
 from resilient.elastic.node import Node
 from resilient.elastic.this_node import addresses, agreement, host
 from resilient.elastic.torchrun import REQUEUE, wants_requeue
-from resilient.errors import PeerError, StoreError
+from resilient.errors import ConflictError, PeerError, StoreError
 from resilient.events import Bus
 from resilient.observe.logs import LOGGER, show_logs
 from resilient.store.retrying import Retrying
@@ -88,6 +89,10 @@ class RoundsHandler(RendezvousHandler):
         self._exits = self._directory / "exits" if exits is None else Path(exits)
         self._exits.mkdir(exist_ok=True)
         export(RESILIENT_NODE_DIR=str(self._directory), RESILIENT_EXITS_DIR=str(self._exits))
+        self._fitness = Fitness(store.within(_CALL_TIMEOUT_S), host(), parameters.run_id, clock=clock)
+        self._checks = conf.check != "off"
+        if self._checks:
+            self._fitness.before_joining()
         self._me = self._introduce(parameters, conf)
         # What leaves by an exception or a signal that torchelastic does not clean up after.
         atexit.register(self._leave)
@@ -116,6 +121,8 @@ class RoundsHandler(RendezvousHandler):
         previous = self._membership
         if previous is not None and previous.reform is None:
             previous.reform = "its workers ended, and are started again"
+        if previous is not None and self._checks:
+            self._fitness.after_attempt()
         while True:
             closed = self._form()
             if self._membership is not None:
@@ -147,6 +154,9 @@ class RoundsHandler(RendezvousHandler):
             SystemExit: the workers were stopped (75).
         """
         requeue = self._workers_want_requeue()
+        if self._finished and self._checks:
+            with suppress(ConflictError):  # it is written down, for the next job
+                self._fitness.after_attempt()
         self._leave()
         if requeue:
             # torchelastic takes them for failed, and would end with 1.

@@ -1,0 +1,111 @@
+"""Whether this node may take part in a job: checked before it joins, and after each attempt, and written down.
+
+A node that computes wrongly or whose device is dying spoils or ends the attempts of all others, again and again. What
+can be known about it without the others is known in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from resilient.catalog.once import read_or_none
+from resilient.check.result import Result, Status
+from resilient.check.suite import CHECKS, Check, run_checks
+from resilient.clock import Clock, rfc3339
+from resilient.elastic.documents import decode, encode
+from resilient.errors import ConflictError, ErrorKind, StoreError
+from resilient.format import layout
+from resilient.observe.logs import LOGGER
+from resilient.store.base import Store
+
+Run = Callable[[Sequence[Check]], list[Result]]
+
+_RULING: Final = frozenset({"kernel-log", "nvidia", "processor", "memory", "accelerator"})
+"""A failure of these spoils the work of all; of the others, it is told, and may be nobody's loss."""
+
+_QUICK: Final = frozenset({"kernel-log", "nvidia", "pcie", "shared-memory", "rdma"})
+"""What takes no second, for between two attempts."""
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What was last found about a node: ``control/nodes/<host>``. ``occasion``: before joining, or after an attempt."""
+
+    host: str
+    job: str
+    status: Status
+    occasion: str
+    created: str
+    findings: tuple[Result, ...] = ()  # what was not as it should be
+
+
+class Fitness:
+    """The checks of one node for one job."""
+
+    def __init__(self, store: Store, host: str, job: str, *, clock: Clock, run: Run | None = None) -> None:
+        """``run`` makes checks; by default `run_checks`, at the level "light"."""
+        self._store = store
+        self._host = host
+        self._job = job
+        self._clock = clock
+        self._run = run if run is not None else _light
+
+    def before_joining(self) -> None:
+        """Make all light checks: some seconds.
+
+        Raises:
+            ConflictError: kind ``unfit-node``: this node must not take part; it says why, and what to do.
+        """
+        self._examine("before joining", CHECKS)
+
+    def after_attempt(self) -> None:
+        """Look at what may have changed in an attempt, in about a second; raises what `before_joining` does."""
+        self._examine("after an attempt", [check for check in CHECKS if check.name in _QUICK])
+
+    def _examine(self, occasion: str, checks: Sequence[Check]) -> None:
+        ruling = self._run([check for check in checks if check.name in _RULING])
+        telling = self._run([check for check in checks if check.name not in _RULING])
+        unfit = [each for each in ruling if each.status is Status.FAILED]
+        found = [each for each in (*ruling, *telling) if each.status in (Status.FAILED, Status.SLOW)]
+        status = Status.FAILED if unfit else Status.SLOW if found else Status.OK
+        self._keep(occasion, status, found)
+        for each in found:
+            LOGGER.warning("this node, %s: %s %s: %s; %s", occasion, each.name, each.status, each.line, each.remedy)
+        if unfit:
+            first = unfit[0]
+            raise ConflictError(
+                f"this node ({self._host}) is not fit to take part: {first.name}: {first.line}",
+                kind=ErrorKind.UNFIT_NODE,
+                hint=f"{first.remedy}; `resilient check` shows all; --rdzv-conf=check=off joins all the same",
+            )
+
+    def _keep(self, occasion: str, status: Status, found: Sequence[Result]) -> None:
+        record = NodeRecord(
+            host=self._host,
+            job=self._job,
+            status=status,
+            occasion=occasion,
+            created=rfc3339(self._clock.now()),
+            findings=tuple(found),
+        )
+        with suppress(StoreError):  # a record is no reason to keep a healthy node from joining
+            self._store.put(node_key(self._host), [encode(record)])
+
+
+def read_record(store: Store, host: str) -> NodeRecord | None:
+    """Return what was last found about a node; None if nothing was, or it does not parse."""
+    key = node_key(host)
+    data = read_or_none(store, key)
+    return None if data is None else decode(NodeRecord, data, key)
+
+
+def node_key(host: str) -> str:
+    return f"{layout.CONTROL}nodes/{quote(host, safe='')}"
+
+
+def _light(checks: Sequence[Check]) -> list[Result]:
+    return run_checks("light", checks=checks)

@@ -1,0 +1,96 @@
+"""A node that is unfit stays out, what was found is written down, and nothing of that needs a healthy store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+
+from resilient.check.result import Result, Status, failed, passed
+from resilient.check.suite import CHECKS, Check
+from resilient.clock import SYSTEM_CLOCK
+from resilient.elastic import fitness, handler, this_node
+from resilient.elastic.fitness import Fitness, read_record
+from resilient.errors import ConflictError, ErrorKind, StoreError
+from resilient.store.memory import MemoryStore
+from resilient.store.open import open_store
+
+
+class Machine:
+    """What the checks find, by the name of the check; healthy where nothing is said."""
+
+    def __init__(self, **bad: Result) -> None:
+        self.bad = bad
+        self.looked_at: list[str] = []
+
+    def __call__(self, checks: Sequence[Check]) -> list[Result]:
+        names = [check.name for check in checks]
+        self.looked_at += names
+        return [self.bad.get(name.replace("-", "_"), passed(name, "fine")) for name in names]
+
+
+def fit(store: Any, machine: Machine) -> Fitness:
+    return Fitness(store, "host/1", "job", clock=SYSTEM_CLOCK, run=machine)
+
+
+def test_a_device_that_has_fallen_off_the_bus_keeps_its_node_out() -> None:
+    store = MemoryStore()
+    lost = failed("kernel log", "XID 79 on 0000:3b:00", "restart the machine")
+    with pytest.raises(ConflictError, match=r"\(host/1\) is not fit to take part: kernel log: XID 79") as caught:
+        fit(store, Machine(kernel_log=lost)).before_joining()
+    assert caught.value.kind is ErrorKind.UNFIT_NODE
+    assert "restart the machine" in str(caught.value.hint)
+    record = read_record(store, "host/1")
+    assert record is not None
+    assert (record.status, record.findings, record.occasion) == (Status.FAILED, (lost,), "before joining")
+
+
+def test_what_may_be_nobodys_loss_is_told_and_written_down_and_the_node_joins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, small = MemoryStore(), failed("/dev/shm", "64 MiB", "--shm-size=16g")
+    fit(store, Machine(shared_memory=small)).before_joining()
+    assert "64 MiB; --shm-size=16g" in caplog.text
+    record = read_record(store, "host/1")
+    assert record is not None
+    assert (record.status, record.findings) == (Status.SLOW, (small,))
+    fit(store, Machine()).before_joining()
+    record = read_record(store, "host/1")
+    assert record is not None
+    assert (record.status, record.findings) == (Status.OK, ()), "mended"
+
+
+def test_before_joining_all_is_looked_at_and_after_an_attempt_what_takes_no_time() -> None:
+    before, after = Machine(), Machine()
+    fit(MemoryStore(), before).before_joining()
+    fit(MemoryStore(), after).after_attempt()
+    assert sorted(before.looked_at) == sorted(check.name for check in CHECKS)
+    assert {"kernel-log", "nvidia"} <= set(after.looked_at) < set(before.looked_at)
+
+
+def test_a_store_that_is_away_keeps_no_healthy_node_out() -> None:
+    class Away(MemoryStore):
+        def put(self, *_: object) -> None:
+            raise StoreError("away", kind=ErrorKind.UNREACHABLE)
+
+    fit(Away(), Machine()).before_joining()
+
+
+def test_the_backend_examines_its_node_if_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESILIENT_NODE_DIR", "")
+    monkeypatch.setenv("RESILIENT_EXITS_DIR", str(tmp_path / "exits"))
+
+    def parameters(**conf: str) -> RendezvousParameters:
+        return RendezvousParameters("resilient", str(tmp_path / "place"), "job", 1, 1, check_command="0", **conf)
+
+    made = handler.create(parameters(check="light"))
+    assert read_record(open_store(tmp_path / "place"), this_node.host()) is not None
+    made._leave()
+    dying = failed("processor", "core 3 computes wrongly", "replace the machine")
+    monkeypatch.setattr(fitness, "_light", Machine(processor=dying))
+    handler.create(parameters())._leave()
+    with pytest.raises(ConflictError, match="core 3 computes wrongly"):
+        handler.create(parameters(check="light"))
