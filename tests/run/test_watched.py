@@ -160,6 +160,16 @@ def test_on_hang_restart_lets_torchrun_go_on_from_the_newest_checkpoint(tmp_path
     hangs = read_hangs(LocalStore(tmp_path / "run"), 1)
     assert [each.rank for each in hangs] == [0, 1]
     assert [each.step for each in hangs] == [10, 10]
+    said = subprocess.run(
+        [str(Path(sys.executable).with_name("resilient")), "why", str(tmp_path / "run"), "--generation", "1", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    found = json.loads(said.stdout)
+    assert (found["failure"], found["rank"]) == ("hang", 1), "and not the one whose collective timed out"
+    assert "hang: in step after step 10" in found["proof"][0]
 
 
 def uneven(folder: Path, victim: int, factor: float, reports: int) -> tuple[int, list[list[object]]]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from resilient.catalog.generations import read_base, read_claim
+from resilient.catalog.hangs import read_hangs
 from resilient.catalog.line import Line
 from resilient.catalog.once import create_once, read_or_none
 from resilient.catalog.outcomes import VERDICT, read_outcome
 from resilient.catalog.parallel import each as of_each
+from resilient.catalog.standing import cause_of
 from resilient.clock import Clock, rfc3339
 from resilient.errors import ErrorKind, UsageError
 from resilient.format import layout
@@ -131,10 +134,33 @@ def _verdict(store: Store, generation: int, records: Sequence[Evidence], rules: 
     outcome = read_outcome(store, generation)
     if outcome is not None and outcome.cause == VERDICT:
         return _refused(outcome)
-    if not records:
+    hung, cause = _of_hang(store, generation, records)
+    if not records and hung is None:
         return None if outcome is None else explain([_of_outcome(outcome)], expected=0, rules=rules)
-    expected = min(IN_FULL, max(record.world_size for record in records))
-    return explain([_account(record) for record in records], expected=expected, rules=rules)
+    expected = min(IN_FULL, max((record.world_size for record in records), default=0))
+    accounts = [_account(record) for record in records if hung is None or record.rank != hung.rank]
+    verdict = explain([*accounts, *([] if hung is None else [hung])], expected=expected, rules=rules)
+    if hung is not None and cause is None and verdict.failure is FailureClass.HANG:
+        verdict = replace(verdict, rank=None, node=None)  # they hang, and whom they wait for cannot be told
+    return verdict
+
+
+def _of_hang(store: Store, generation: int, records: Sequence[Evidence]) -> tuple[Account | None, int | None]:
+    """Return what was found of the hang that the generation ended by, if it did, and which rank is the cause."""
+    hangs = read_hangs(store, generation)
+    furthest = max((record.step for record in records if record.step is not None), default=0)
+    if not hangs or furthest > max(hang.step for hang in hangs):
+        return None, None  # it has gone on since
+    cause = cause_of(hangs)
+    at = next((hang for hang in hangs if hang.rank == cause.rank), hangs[0])
+    wall_s = datetime.fromisoformat(at.created).timestamp()
+    kind = "frozen" if at.state in ("T", "t") else "hang"
+    where = cause.section or at.section
+    line = f"{kind}: in {where} after step {at.step} for {at.age_s:.0f} s; {cause.why}"
+    account = Account(
+        rank=at.rank, host=at.host, lines=(line,), wall_s=wall_s, monotonic_s=wall_s, clock="hang", step=at.step
+    )
+    return account, cause.rank
 
 
 def _earlier(store: Store, generation: int, line: Line, rules: Sequence[Rule]) -> Iterator[Attempt]:

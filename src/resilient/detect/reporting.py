@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
+from resilient.catalog.standing import standing
 from resilient.clock import Clock, Deadline
 from resilient.detect.page import PageView
-from resilient.detect.standing import standing, take_all
+from resilient.detect.standing import take_all
 from resilient.detect.words import PAGE, Hung, Task
 from resilient.errors import ResilientError
 from resilient.format.hangs import Hang

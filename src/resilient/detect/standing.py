@@ -12,7 +12,7 @@ from resilient.detect import proc, stacks
 from resilient.detect.page import Owner, PageView
 from resilient.detect.words import PAGE, STACKS, Task
 from resilient.format.hangs import Hang, Worker
-from resilient.policy.progress import Patience, Progress, Standing
+from resilient.policy.progress import Patience, Progress
 
 STEPS: Final = ("step", "first step", "warm-up")
 """Sections in which a rank may be in an exchange with others."""
@@ -35,19 +35,6 @@ def take_all(task: Task, host: str, found_by: int, clock: Clock) -> list[Hang]:
             finally:
                 view.close()
     return found
-
-
-def standing(hang: Hang) -> Standing:
-    """Return what `resilient.policy.progress.first_cause` decides from."""
-    return Standing(
-        rank=hang.rank,
-        section=hang.section,
-        step=hang.step,
-        age_s=hang.age_s,
-        waits=hang.waits,
-        signature=hang.signature,
-        stopped=proc.is_stopped(hang.state),
-    )
 
 
 def _take(task: Task, view: PageView, host: str, found_by: int, clock: Clock) -> Hang:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from resilient.catalog.evidence import explain_generation, load_rules, read_evidence, write_explanation
+from resilient.catalog.hangs import read_hangs
 from resilient.catalog.line import read_line
 from resilient.clock import Clock
 from resilient.config import Settings
@@ -27,7 +28,7 @@ def tell_failure(opened: Opened, settings: Settings, *, bus: Bus, clock: Clock) 
     """
     store, last = opened.store, opened.claim.generation - 1
     rules = load_rules(settings.rules)  # also where nothing has failed: a mistake in them is to be told at once
-    if last < 1 or not read_evidence(store, last):
+    if last < 1 or not (read_evidence(store, last) or read_hangs(store, last)):
         return
     budgets = Budgets(attempts=settings.max_failed_attempts)
     explained = explain_generation(store, last, read_line(store), rules=rules, budgets=budgets)
