@@ -67,8 +67,9 @@ RULES: Final[tuple[Rule, ...]] = (
     _root(
         Is.DEVICE_HARDWARE,
         "NVIDIA Xid catalog and driver; Azure's node health checks",
-        _XID.format("48|63|64|74|79|92|94|95|110|119|120"),
-        r"GPU has fallen off the bus|GPU is lost",
+        _XID.format("48|63|64|74|79|92|94|95|110|119|120|14[4-9]|150"),
+        r"caused by previous Xid (?:14[4-9]|150)\b",
+        r"fallen off the bus|GPU is lost",
         r"[Rr]ow remap(?:ping|per)? fail",
     ),
     _root(
@@ -86,7 +87,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "CUDA runtime and driver API, NVML, nvidia-smi",
         r"[Rr]ow remapping?:? (?:is )?pending",
         r"system not yet initialized",
-        r"CUDA driver version is insufficient",
+        r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",
         r"[Dd]river/library version mismatch",
         r"couldn't communicate with the NVIDIA driver",
         r"CUDA-capable device\(s\) is/are busy or unavailable",
@@ -110,7 +111,7 @@ RULES: Final[tuple[Rule, ...]] = (
         Is.ACCELERATOR_OOM,
         "torch c10/cuda/CUDACachingAllocator.cpp; cuBLAS, cuDNN; NCCL src/include/checks.h",
         r"OutOfMemoryError:",
-        r"(?:CUDA|HIP|XPU|MPS backend) out of memory|CUDA error: out of memory",
+        r"(?:CUDA|HIP|XPU|MPS backend) out of memory|CUDA error: out of memory|RESOURCE_EXHAUSTED: Out of memory",
         r"CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
         r"Cuda failure (?:2 )?'out of memory'",
     ),
@@ -134,7 +135,8 @@ RULES: Final[tuple[Rule, ...]] = (
         r"^FloatingPointError:",
         r"(?i)\bloss (?:is|was|became|=|has become) ?(?:nan|inf|not finite|non-finite)",
         r"(?i)(?:gradient|grad|total norm).*(?:non-finite|\bnan\b|\binf\b)",
-        r"returned nan values|non-finite (?:loss|grad)|(?i:(?:found|unexpected result) (?:nan|inf)\b)",
+        r"returned nan values|assert .*isfinite|non-finite (?:loss|grad)",
+        r"(?i:(?:found|unexpected result) (?:nan|inf)\b)",
         r"(?i)loss scale (?:already at minimum|reached)|minimum loss scale",
     ),
     _root(Is.SILENT_CORRUPTION, "this package", r"replicas? (?:digests? )?(?:differ|disagree)"),
@@ -170,6 +172,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "errno(3); Linux block, ext4, xfs, nfs, lustre",
         r"No space left on device|Disk quota exceeded|Input/output error|Remote I/O error|Read-only file system",
         r"Stale file handle|Host is down|Transport endpoint is not connected",
+        r"PytorchStreamWriter failed writing|file write failed",
         r"I/O error, dev \w+|EXT4-fs error|XFS \(\S+\): .*error|nfs: server \S+ not responding|LustreError",
     ),
     _root(
@@ -181,16 +184,27 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     _maybe(Is.STORAGE, "torch utils/data/dataloader.py", r"DataLoader timed out after \d+ seconds"),
     # --- the end of a machine, of a job, of somebody's patience -------------------------------------------------------
-    _root(Is.PREEMPTION, "Slurm; notices of clouds", r"DUE TO TIME LIMIT|DUE TO PREEMPTION|[Ss]pot .*interruption"),
-    _root(Is.NODE_LOST, "Slurm; Kubernetes", r"DUE TO NODE FAILURE|NODE_FAIL|NodeNotReady"),
+    _root(
+        Is.PREEMPTION,
+        "Slurm; notices of clouds",
+        r"DUE TO (?:TIME LIMIT|PREEMPTION|JOB REQUEUE)|(?:job is|was) preempted|[Ss]pot .*interruption",
+    ),
+    _root(
+        Is.NODE_LOST,
+        "Slurm; Kubernetes",
+        r"DUE TO NODE FAILURE|NODE_FAIL|NodeNotReady|Node failure on|node has died|is unresponsive as of",
+    ),
     _root(
         Is.CANCELLED,
         "Python; Slurm; this package",
-        r"^KeyboardInterrupt\b|^process ended by SIGINT|CANCELLED AT|taken over by",
+        r"\bKeyboardInterrupt\b|^process ended by SIGINT|CANCELLED AT|taken over by",
     ),
     _root(Is.CRASH_LOOP, "this package", r"lives have failed in the same way"),
     # --- hangs --------------------------------------------------------------------------------------------------------
-    _root(Is.HANG, "this package; Linux kernel/hung_task.c", r"^hang: |blocked for more than \d+ seconds"),
+    _root(
+        Is.HANG, "this package; Linux kernel/hung_task.c", r"^hang: |blocked for more than \d+ seconds|task:.*state:D "
+    ),
+    _maybe(Is.HANG, "torch ProcessGroupNCCL.cpp", r"watchdog got stuck for \d+ seconds"),
     _root(Is.FROZEN, "this package", r"^frozen: "),
     # --- misuse that looks like a fault of the network ----------------------------------------------------------------
     _root(

@@ -134,7 +134,8 @@ def reading_of(said: Account, rules: Sequence[Rule] = RULES) -> Reading:
         failure = FailureClass.USER_ERROR if said.place else FailureClass.UNKNOWN
         line = said.lines[0] if said.lines else ""
         reading = Reading(failure=failure, role=Role.ROOT, line=line, sure=False)
-    unknown = reading.failure is FailureClass.UNKNOWN
+    # An exit code alone says next to nothing.
+    unknown = reading.failure is FailureClass.UNKNOWN or reading.line.startswith("process ended with exit code")
     if unknown or not reading.sure:
         around = read([*said.context, *_memory(said, reading)], rules)
         if around is not None and (_speaks(around, unknown=unknown) or _is_aborted(reading, around)):
