@@ -85,6 +85,6 @@ def test_a_store_that_is_away_is_an_error_of_the_poll_and_costs_no_request(monke
 
 
 def test_the_specification_names_the_members_of_a_request() -> None:
-    table = SPEC.partition("### Requests")[2].partition("Times are RFC")[0]
+    table = SPEC.partition("### Requests")[2].partition("\n#")[0]
     rows = re.findall(r"^\| (\w+) \|", table, re.MULTILINE)
     assert rows[1:] == [field.name for field in dataclasses.fields(Request)]

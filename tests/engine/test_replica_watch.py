@@ -49,7 +49,7 @@ def watched(seed: int, sick: int | None, at: int, size: int) -> list[tuple[int, 
     for step in range(1, 3 * EVERY + 1):
         if dist.get_rank() == sick and step == at:
             flip(module, seed)
-        watch.at_boundary(step, lambda: capture({"model": module}, rank=peers.rank, world_size=peers.world_size))
+        watch.at_boundary(step)
         time.sleep(0.02)
     watch.close()
     end = time.monotonic() + 60

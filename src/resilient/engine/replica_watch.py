@@ -8,7 +8,7 @@ bit always changes a sum. Nobody waits: the sums of an accelerator are read a st
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import Final, TypeAlias
 
@@ -23,6 +23,7 @@ from resilient.errors import ResilientError
 from resilient.events import Bus, ReplicaDiffers
 from resilient.format.digest import digest
 from resilient.policy.replicas import Difference, differences
+from resilient.state.capture import capture
 from resilient.state.leaves import Captured, TensorLeaf
 from resilient.state.owners import Owners
 
@@ -61,7 +62,7 @@ class ReplicaWatch:
         self.error: BaseException | None = None
         """What has ended the comparisons, if something did."""
 
-    def at_boundary(self, step: int, capture: Callable[[], Captured]) -> None:
+    def at_boundary(self, step: int) -> None:
         """Take part in the comparison, if there is one after this step; parameters must not change meanwhile."""
         if not self._period:
             return
@@ -73,7 +74,12 @@ class ReplicaWatch:
         if step % self._period == 0:
             if self._thread.ident is None:
                 self._thread.start()
-            self._pending = (step, sums_of(capture(), self._modules))
+            self._pending = (step, self._sums())
+
+    def _sums(self) -> Sums:
+        # Of the modules alone: what else is tracked may be slow to tell its state, and is not compared.
+        captured = capture(self._modules, rank=self._peers.rank, world_size=self._peers.world_size)
+        return sums_of(captured, self._modules)
 
     @property
     def running(self) -> bool:

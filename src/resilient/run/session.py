@@ -331,7 +331,7 @@ class Run:
             sampler.skip() if self._guard.skips else sampler.advance()
         self._boundary_state().hold()
         if self._replicas is not None:
-            self._replicas.at_boundary(self._step, self._boundary_state().capture)
+            self._replicas.at_boundary(self._step)
         if self._steps_here == 1:
             self._anticipate()
 
