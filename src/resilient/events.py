@@ -208,11 +208,11 @@ class FailureExplained(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericFault(Event):
-    """A step had sick numbers (``what``, as this rank has seen them), and was run again ``reruns`` times.
+    """A step had sick numbers (``what``), and was run again ``reruns`` times.
 
-    ``outcome``: "transient" (then it was fine), "reproducible" (the same bits again), or "unstable" (sick, and
-    different each time). ``ranks``: the lowest and the highest rank whose values were sick. ``action``: "go on",
-    "report", "skip", "rollback" or "stop".
+    ``outcome``: "transient" (then it was fine), "reproducible" (the same bits again), "unstable" (sick, and different
+    each time), or "not run again" (gradients of earlier turns would have been lost). ``ranks``: the lowest and the
+    highest rank whose values were sick. ``action``: "go on", "report", "skip", "rollback" or "stop".
     """
 
     step: int

@@ -39,13 +39,27 @@ def fit(store: Any, machine: Machine) -> Fitness:
 def test_a_device_that_has_fallen_off_the_bus_keeps_its_node_out() -> None:
     store = MemoryStore()
     lost = failed("kernel log", "XID 79 on 0000:3b:00", "restart the machine")
+    fewer = failed("NVIDIA devices", "8 are on the bus, the driver has 7", "restart the machine", doubtful=True)
     with pytest.raises(ConflictError, match=r"\(host/1\) is not fit to take part: kernel log: XID 79") as caught:
-        fit(store, Machine(kernel_log=lost)).before_joining()
+        fit(store, Machine(kernel_log=lost, nvidia=fewer)).before_joining()
     assert caught.value.kind is ErrorKind.UNFIT_NODE
     assert "restart the machine" in str(caught.value.hint)
     record = read_record(store, "host/1")
     assert record is not None
-    assert (record.status, record.findings, record.occasion) == (Status.FAILED, (lost,), "before joining")
+    assert (record.status, record.findings, record.occasion) == (Status.FAILED, (lost, fewer), "before joining")
+
+
+def test_what_may_be_no_fault_of_the_node_keeps_it_in() -> None:
+    xid = failed("kernel log", "XID 79 on 0000:3b:00", "restart the machine")
+    fewer = failed("NVIDIA devices", "8 are on the bus, the driver has 4", "restart the machine", doubtful=True)
+    hung = failed("accelerator", "did not end in 40 s", "see the kernel log", doubtful=True)
+    for machine in (Machine(kernel_log=xid), Machine(nvidia=fewer), Machine(accelerator=hung)):
+        fit(MemoryStore(), machine).before_joining()
+
+    def no_process(checks: Sequence[Check]) -> list[Result]:
+        raise OSError(24, "Too many open files")
+
+    Fitness(MemoryStore(), "host", "job", clock=SYSTEM_CLOCK, run=no_process).before_joining()
 
 
 def test_what_may_be_nobodys_loss_is_told_and_written_down_and_the_node_joins(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+import resilient
 from resilient.clock import SYSTEM_CLOCK
+from resilient.config import Settings
 from resilient.engine.peers import Peers
 from resilient.engine.replica_watch import ReplicaWatch, word_sum
 from resilient.events import Bus, Event, ReplicaDiffers
+from resilient.run.replicas import compared
 from resilient.state.capture import capture
 from tests.figures import Figures
 from tests.ranks import Ranks
@@ -79,6 +84,23 @@ def test_a_flipped_bit_in_one_of_four_replicas_is_named_within_the_steps(
 def test_of_two_replicas_nobody_is_named_and_healthy_ones_are_left_alone(ranks: Ranks) -> None:
     assert ranks(2).run(watched, 1, 1, 3, 2, timeout_s=120)[0] == [(5, (0, 1), ())]
     assert ranks(3).run(watched, 2, None, 0, 3, timeout_s=120) == [[], [], []]
+
+
+def compared_by(settings: dict[str, object], own: bool) -> int:
+    module = model()
+    item: object = resilient.PerRank(module) if own else module
+    opened = SimpleNamespace(claim=SimpleNamespace(generation=1, nonce="n"), peers=Peers.current())
+    watch: Any = compared({"model": item}, opened, Settings(**settings), bus=Bus(), clock=SYSTEM_CLOCK)  # type: ignore[arg-type]
+    for step in range(1, 101):
+        watch.at_boundary(step)
+    watch.close()
+    return len(watch._sums()) if watch._thread.ident is not None else -1
+
+
+def test_what_is_each_ranks_own_is_not_compared_and_zero_compares_nothing(ranks: Ranks) -> None:
+    assert ranks(2).run(compared_by, {}, False) == [1, 1]
+    assert ranks(2).run(compared_by, {}, True) == [0, 0]
+    assert ranks(2).run(compared_by, {"compare_replicas": 0}, False) == [-1, -1]
 
 
 def nothing_to_compare() -> int:

@@ -14,7 +14,7 @@ from resilient.catalog.line import Line
 from resilient.catalog.once import create_once, read_or_none
 from resilient.catalog.outcomes import VERDICT, read_outcome
 from resilient.catalog.parallel import each as of_each
-from resilient.catalog.standing import cause_of
+from resilient.catalog.standing import STOPPED, cause_of
 from resilient.clock import Clock, rfc3339
 from resilient.errors import ErrorKind, UsageError
 from resilient.format import layout
@@ -28,6 +28,7 @@ from resilient.policy.failures.verdict import Account, Confidence, Verdict, expl
 from resilient.store.base import Store
 
 _COLLECTIVE: Final = "/torch/distributed/"
+NO_RANK: Final = -1
 _MOST: Final = 16
 """Generations that are looked at, for how often a failure has come."""
 
@@ -106,7 +107,7 @@ def explain_generation(
 ) -> Explained | None:
     """Return what is known of the failure of a generation; None if it has left no word of one."""
     records = read_evidence(store, generation)
-    verdict = _verdict(store, generation, records, rules)
+    verdict = _verdict(store, generation, records, rules, line)
     if verdict is None:
         return None
     history = [Attempt(verdict=verdict, progressed=_progressed(store, generation, line))]
@@ -130,43 +131,57 @@ def explain_silence(store: Store, generation: int) -> Explained:
     return Explained(generation=generation, world_size=world_size, records=(), verdict=verdict, decision=decision)
 
 
-def _verdict(store: Store, generation: int, records: Sequence[Evidence], rules: Sequence[Rule]) -> Verdict | None:
+def _verdict(
+    store: Store, generation: int, records: Sequence[Evidence], rules: Sequence[Rule], line: Line | None
+) -> Verdict | None:
     outcome = read_outcome(store, generation)
     if outcome is not None and outcome.cause == VERDICT:
         return _refused(outcome)
-    hung, cause = _of_hang(store, generation, records)
+    hung = _of_hang(store, generation, records, line)
     if not records and hung is None:
         return None if outcome is None else explain([_of_outcome(outcome)], expected=0, rules=rules)
     expected = min(IN_FULL, max((record.world_size for record in records), default=0))
+    # What ended the one that hung came after that, and is no cause.
     accounts = [_account(record) for record in records if hung is None or record.rank != hung.rank]
     verdict = explain([*accounts, *([] if hung is None else [hung])], expected=expected, rules=rules)
-    if hung is not None and cause is None and verdict.failure is FailureClass.HANG:
-        verdict = replace(verdict, rank=None, node=None)  # they hang, and whom they wait for cannot be told
-    return verdict
+    if verdict.failure is FailureClass.NETWORK and max((each.world_size for each in records), default=0) > IN_FULL:
+        why = f"no rank below {IN_FULL} has failed by itself, and of the others only first causes are kept"
+        return replace(verdict, failure=FailureClass.UNKNOWN, why=why)
+    return replace(verdict, rank=None, node=None) if verdict.rank == NO_RANK else verdict
 
 
-def _of_hang(store: Store, generation: int, records: Sequence[Evidence]) -> tuple[Account | None, int | None]:
-    """Return what was found of the hang that the generation ended by, if it did, and which rank is the cause."""
+def _of_hang(store: Store, generation: int, records: Sequence[Evidence], line: Line | None) -> Account | None:
+    """Return what was found of the hang that the generation ended by, if it did; of the rank that is the cause.
+
+    If that cannot be told, or has left nothing, the account is of no rank: -1.
+    """
     hangs = read_hangs(store, generation)
-    furthest = max((record.step for record in records if record.step is not None), default=0)
-    if not hangs or furthest > max(hang.step for hang in hangs):
-        return None, None  # it has gone on since
+    steps = [record.step for record in records if record.step is not None]
+    steps += [commit.step for commit in (() if line is None else line.commits) if commit.generation == generation]
+    if not hangs or max(steps, default=0) > max(hang.step for hang in hangs):
+        return None  # it has gone on since
     cause = cause_of(hangs)
-    at = next((hang for hang in hangs if hang.rank == cause.rank), hangs[0])
-    wall_s = datetime.fromisoformat(at.created).timestamp()
-    kind = "frozen" if at.state in ("T", "t") else "hang"
-    where = cause.section or at.section
-    line = f"{kind}: in {where} after step {at.step} for {at.age_s:.0f} s; {cause.why}"
-    account = Account(
-        rank=at.rank, host=at.host, lines=(line,), wall_s=wall_s, monotonic_s=wall_s, clock="hang", step=at.step
+    at = next((hang for hang in hangs if hang.rank == cause.rank), None)
+    some = at or hangs[0]
+    wall_s = datetime.fromisoformat(some.created).timestamp()
+    kind = "frozen" if at is not None and at.state in STOPPED else "hang"
+    where = cause.section or some.section
+    said = f"{kind}: in {where} after step {some.step} for {some.age_s:.0f} s; {cause.why}"
+    return Account(
+        rank=NO_RANK if at is None else at.rank,
+        host="" if at is None else at.host,
+        lines=(said,),
+        wall_s=wall_s,
+        monotonic_s=wall_s,
+        clock="hang",
+        step=some.step,
     )
-    return account, cause.rank
 
 
 def _earlier(store: Store, generation: int, line: Line, rules: Sequence[Rule]) -> Iterator[Attempt]:
     """Yield the failures before a generation, the newest first, up to a life that got further or did not fail."""
     for number in range(generation - 1, max(0, generation - _MOST), -1):
-        verdict = _kept(store, number) or _verdict(store, number, read_evidence(store, number), rules)
+        verdict = _kept(store, number) or _verdict(store, number, read_evidence(store, number), rules, line)
         if verdict is None:
             return
         progressed = _progressed(store, number, line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from resilient.catalog.once import read_or_none
+from resilient.catalog.parallel import each as of_each
 from resilient.errors import CorruptError
 from resilient.format import layout
 from resilient.format.hangs import Hang, decode_hang, encode_hang
@@ -20,6 +21,15 @@ def keep_hang(store: Store, hang: Hang) -> None:
     store.put(layout.hang(hang.generation, hang.rank), [encode_hang(hang)])
 
 
+def remove_hang(store: Store, hang: Hang) -> None:
+    """Take back where a rank stood: it has gone on since.
+
+    Raises:
+        StoreError: it could not be removed.
+    """
+    store.delete(layout.hang(hang.generation, hang.rank))
+
+
 def read_hangs(store: Store, generation: int, *, but: Container[int] = ()) -> tuple[Hang, ...]:
     """Return where the ranks of a generation stood, by rank; none, if it has not hung. Damaged ones are passed over.
 
@@ -27,7 +37,9 @@ def read_hangs(store: Store, generation: int, *, but: Container[int] = ()) -> tu
     """
     listed = (layout.parse_hang(key) for key in store.list(layout.HANGS))
     ranks = sorted(found[1] for found in listed if found is not None and found[0] == generation)
-    found = (_read(store, layout.hang(generation, rank)) for rank in ranks if rank not in but)
+    found = of_each(
+        lambda rank: _read(store, layout.hang(generation, rank)), [each for each in ranks if each not in but]
+    )
     return tuple(each for each in found if each is not None and each.generation == generation)
 
 

@@ -115,4 +115,5 @@ def _failure(outcome: Outcome) -> Failure:
         cause=outcome.cause,
         step=outcome.step,
         since=outcome.step - (outcome.restored_step or 0),
+        leaves_out=" ".join(f"{name}:{epoch}:{at}" for name, (epoch, at) in sorted(outcome.leave_out.items())),
     )

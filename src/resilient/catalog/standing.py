@@ -8,7 +8,7 @@ from typing import Final
 from resilient.format.hangs import Hang
 from resilient.policy.progress import HangVerdict, Standing, first_cause
 
-_STOPPED: Final = ("T", "t")  # as the kernel names the state of a process that a signal or a debugger has stopped
+STOPPED: Final = ("T", "t")  # as the kernel names the state of a process that a signal or a debugger has stopped
 
 
 def standing(hang: Hang) -> Standing:
@@ -20,7 +20,7 @@ def standing(hang: Hang) -> Standing:
         age_s=hang.age_s,
         waits=hang.waits,
         signature=hang.signature,
-        stopped=hang.state in _STOPPED,
+        stopped=hang.state in STOPPED,
     )
 
 

@@ -149,9 +149,8 @@ def judge(gpus: Sequence[Gpu], expected: int, limits: Limits, *, loaded: bool = 
     results = [result for gpu in gpus for result in _faults(gpu, limits, loaded=loaded)]
     if len(gpus) < expected:
         line = f"{expected} devices are on the PCI bus, the driver has {len(gpus)}"
-        results.insert(
-            0, failed(NAME, line, "take this node out; look for XID 79 in the kernel log; restart the machine")
-        )
+        remedy = "unless this job was given a part of them: look for XID 79 in the kernel log; restart the machine"
+        results.insert(0, failed(NAME, line, remedy, doubtful=True))
     if results:
         return results
     if not gpus:

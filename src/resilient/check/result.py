@@ -21,6 +21,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     ``line`` says what was found, ``remedy`` what to do now (empty where nothing is to be done). ``figure`` and
     ``limit`` are in ``unit``. ``subject``: which device, core or place, where a check looks at several.
+    ``doubtful``: a failure that may be no fault of the node: the check itself could not be made, or did not end, or a
+    job may have been given only a part of the node.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     limit: float | None = None
     node: str = ""
     duration_s: float = 0.0
+    doubtful: bool = False
 
 
 def skipped(name: str, why: str, *, subject: str = "") -> Result:
@@ -40,9 +43,9 @@ def skipped(name: str, why: str, *, subject: str = "") -> Result:
     return Result(name=name, status=Status.SKIPPED, line=why, subject=subject)
 
 
-def failed(name: str, line: str, remedy: str, *, subject: str = "") -> Result:
+def failed(name: str, line: str, remedy: str, *, subject: str = "", doubtful: bool = False) -> Result:
     """Return a failure that no figure belongs to."""
-    return Result(name=name, status=Status.FAILED, line=line, remedy=remedy, subject=subject)
+    return Result(name=name, status=Status.FAILED, line=line, remedy=remedy, subject=subject, doubtful=doubtful)
 
 
 def passed(name: str, line: str, *, subject: str = "") -> Result:

@@ -161,9 +161,11 @@ def _ended(check: Check, timeout_s: float, message: Begun | Hung | None, worker:
             check.name,
             f"did not end in {timeout_s:.0f} s, and was ended",
             "something it uses does not answer: see the kernel log (hung task), dead mounts, the driver",
+            doubtful=True,
         )
     how, last = worker.end()
-    return failed(check.name, f"its process ended with {how}" + (f": {last}" if last else ""), "see the kernel log")
+    line = f"its process ended with {how}" + (f": {last}" if last else "")
+    return failed(check.name, line, "see the kernel log", doubtful=True)
 
 
 class Hung:

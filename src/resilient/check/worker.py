@@ -43,7 +43,8 @@ def _results(name: str, module: str, context: Context) -> list[Result]:
         found: list[Result] = importlib.import_module(module).check(context)
     except Exception as error:  # noqa: BLE001 -- the main of this process: stored as what the check has found
         why = f"{type(error).__name__}: {error}"
-        return [failed(name, f"could not be completed: {why}", "see the kernel log; report it if the node is well")]
+        line, remedy = f"could not be completed: {why}", "see the kernel log; report it if the node is well"
+        return [failed(name, line, remedy, doubtful=True)]
     return found
 
 

@@ -26,7 +26,9 @@ def base() -> Path:
     In memory, because a page of a file on a disk is written back now and then, and whoever writes to it waits.
     """
     shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-    folder = shared / f"resilient-watch-{os.getuid()}"
+    # Containers may share /dev/shm and the user's number (--ipc=host), and not know each other's processes.
+    processes = Path("/proc/self/ns/pid").stat().st_ino
+    folder = shared / f"resilient-watch-{os.getuid()}-{processes}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()

@@ -17,7 +17,6 @@ from resilient.clock import Clock, Deadline
 from resilient.detect.page import PageView
 from resilient.detect.standing import take_all
 from resilient.detect.words import PAGE, Hung, Task
-from resilient.errors import ResilientError
 from resilient.format.hangs import Hang
 from resilient.policy.progress import HangVerdict, Overdue, Standing, first_cause
 
@@ -37,6 +36,23 @@ class Reporting:
         self._task = task
         self._clock = clock
         self._folder = Path(task.folder)
+        self._kept: list[Hang] = []
+
+    def withdraw(self) -> None:
+        """Take back what is kept of a hang that is over: it would explain a later end of the generation."""
+        kept, self._kept = self._kept, []
+        if not kept or self._task.url is None:
+            return
+        from resilient.catalog.hangs import remove_hang  # noqa: PLC0415 -- as in `_keep`
+        from resilient.store.open import open_store  # noqa: PLC0415
+
+        with suppress(Exception):  # a store that is away keeps an old word: that is no reason to stop watching
+            store = open_store(self._task.url, storage_options=self._task.options).within(_ELSEWHERE_S)
+            try:
+                for each in kept:
+                    remove_hang(store, each)
+            finally:
+                store.close()
 
     def report(self, overdue: Overdue, mark: int) -> tuple[Hung, list[Hang]]:
         """Keep the evidence, unless another watcher of this node has since this rank began what it hangs in.
@@ -51,8 +67,17 @@ class Reporting:
                 return hung, []
             hangs = take_all(self._task, socket.gethostname(), self._task.rank, self._clock)
             verdict, kept = self._judge(hangs)
-            hung = Hung(cause=verdict.rank, cause_section=verdict.section, why=verdict.why, kept=kept, **_own(overdue))
-            self._tell(hung)
+            at = next((each for each in hangs if each.rank == verdict.rank and each.rank != self._task.rank), None)
+            hung = Hung(
+                cause=verdict.rank,
+                cause_section=verdict.section,
+                why=verdict.why,
+                kept=kept,
+                waits=at is not None and at.section != overdue.section and at.age_s <= at.timeout_s,
+                **_own(overdue),
+            )
+            with suppress(OSError):  # the other watchers of this node then report as well
+                self._tell(hung)
             return hung, hangs
 
     def _judge(self, hangs: Sequence[Hang]) -> tuple[HangVerdict, str]:
@@ -64,7 +89,7 @@ class Reporting:
             return verdict, "the store is this process's own"
         try:
             known = self._keep(task.url, hangs)
-        except (ResilientError, ImportError) as error:
+        except Exception as error:  # noqa: BLE001 -- whatever a store's client raises: the hang is to be told all the same
             return verdict, f"{type(error).__name__}: {error}"
         return first_cause(list(known.values()), task.world_size), ""
 
@@ -79,6 +104,7 @@ class Reporting:
         try:
             for each in hangs:
                 keep_hang(store, each)
+            self._kept = list(hangs)
             known = {each.rank: standing(each) for each in hangs}
             deadline = Deadline(self._clock, _ELSEWHERE_S)
             while len(known) < task.world_size:
@@ -93,7 +119,11 @@ class Reporting:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Wait until no other watcher of this node reports, for a while: one that hangs must not keep the others."""
-        file = os.open(self._folder / ".reporting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            file = os.open(self._folder / ".reporting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            yield  # nothing can be made there any more: several may report
+            return
         try:
             deadline = Deadline(self._clock, _LOCK_S)
             while not deadline.expired:

@@ -98,7 +98,7 @@ def take(pid: int, number: int, path: Path, clock: Clock) -> str:
         clock: for the wait, of three seconds at most.
     """
     letter = proc.state(pid)
-    if not number or not letter or letter in "TtZX" or not proc.handles(pid, number):
+    if not number or not letter or letter in "TtZXD" or not proc.handles(pid, number):
         return ""
     try:
         before = size = path.stat().st_size

@@ -101,6 +101,7 @@ class Watching:
                 case progress.Overdue():
                     self._hung(found, glance.mark)
                 case progress.WentOn():
+                    self._reporting.withdraw()
                     self._say(WentOn(section=found.section, step=found.step))
         if self._kept.expired:
             self._kept = Deadline(self._clock, _KEEP_EVERY_S)
@@ -114,7 +115,8 @@ class Watching:
         self._say(hung)
         if not hung.covered:
             self._print(in_words(self._task.rank, hung))
-        if self._task.restart:
+        # Who waits for a rank that is within its own time must not be ended: that rank's watcher sees when it is not.
+        if self._task.restart and not hung.waits:
             self._end(hung, mark)
 
     def _end(self, hung: Hung, mark: int) -> None:
@@ -141,7 +143,8 @@ class Watching:
 
     def _say(self, word: Word) -> None:
         entry = Entry(at_s=self._clock.monotonic(), rank=self._task.rank, pid=self._pid, word=word)
-        os.write(self._journal, encode_line(entry))
+        with suppress(OSError):  # a full /dev/shm, which may be what it hangs by, must not end who tells it
+            os.write(self._journal, encode_line(entry))
         self._say_trainer(word)
 
     def _print(self, line: str) -> None:

@@ -48,7 +48,10 @@ class Symptom(msgspec.Struct, tag="symptom", frozen=True, kw_only=True):
 
 
 class Hung(msgspec.Struct, tag="hung", frozen=True, kw_only=True):
-    """The rank has hung for too long. ``cause``: the rank that all others wait for, as far as it can be told."""
+    """The rank has hung for too long. ``cause``: the rank that all others wait for, as far as it can be told.
+
+    ``waits``: that is another one of this node, and is within the time that its own section may take.
+    """
 
     section: str
     step: int
@@ -59,6 +62,7 @@ class Hung(msgspec.Struct, tag="hung", frozen=True, kw_only=True):
     why: str
     covered: bool = False  # another rank's watcher has told it already
     kept: str = ""  # why it is not in the store, if it is not
+    waits: bool = False
 
 
 class WentOn(msgspec.Struct, tag="went-on", frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from resilient.catalog.once import read_or_none
+from resilient.check import kernel_log, nvidia
 from resilient.check.result import Result, Status
 from resilient.check.suite import CHECKS, Check, run_checks
 from resilient.clock import Clock, rfc3339
@@ -26,7 +27,7 @@ from resilient.store.base import Store
 Run = Callable[[Sequence[Check]], list[Result]]
 
 _RULING: Final = frozenset({"kernel-log", "nvidia", "processor", "memory", "accelerator"})
-"""A failure of these spoils the work of all; of the others, it is told, and may be nobody's loss."""
+"""What these find spoils the work of all; what others find, and that one could not be made, may be nobody's loss."""
 
 _QUICK: Final = frozenset({"kernel-log", "nvidia", "pcie", "shared-memory", "rdma"})
 """What takes no second, for between two attempts."""
@@ -67,9 +68,13 @@ class Fitness:
         self._examine("after an attempt", [check for check in CHECKS if check.name in _QUICK])
 
     def _examine(self, occasion: str, checks: Sequence[Check]) -> None:
-        ruling = self._run([check for check in checks if check.name in _RULING])
-        telling = self._run([check for check in checks if check.name not in _RULING])
-        unfit = [each for each in ruling if each.status is Status.FAILED]
+        try:
+            ruling = self._run([check for check in checks if check.name in _RULING])
+            telling = self._run([check for check in checks if check.name not in _RULING])
+        except OSError as error:  # no process could be started, or no file made: that says nothing of the node
+            LOGGER.warning("this node could not be examined %s: %s", occasion, error)
+            return
+        unfit = _unfit(ruling)
         found = [each for each in (*ruling, *telling) if each.status in (Status.FAILED, Status.SLOW)]
         status = Status.FAILED if unfit else Status.SLOW if found else Status.OK
         self._keep(occasion, status, found)
@@ -94,6 +99,17 @@ class Fitness:
         )
         with suppress(StoreError):  # a record is no reason to keep a healthy node from joining
             self._store.put(node_key(self._host), [encode(record)])
+
+
+def _unfit(ruling: Sequence[Result]) -> list[Result]:
+    """Return the faults for which a node has to stay out.
+
+    What the kernel's log tells of devices counts together with the driver: they may have been reset since, or be
+    another job's.
+    """
+    failures = [each for each in ruling if each.status is Status.FAILED]
+    devices = any(each.name == nvidia.NAME for each in failures)
+    return [each for each in failures if (devices if each.name == kernel_log.NAME else not each.doubtful)]
 
 
 def read_record(store: Store, host: str) -> NodeRecord | None:

@@ -42,7 +42,7 @@ def serve(host: str, port: int, *, is_host: bool) -> dist.TCPStore | None:
         # torch tells a port that is in use with pages of native frames.
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if free.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED:
-            return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_seconds(_ANSWER_S))
+            return dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False, timeout=_seconds(_ANSWER_S))
     return None
 
 

@@ -19,8 +19,8 @@ from torch import nn
 from resilient.clock import Clock, Deadline
 from resilient.engine.division import is_plain
 from resilient.engine.peers import Peers
-from resilient.errors import ResilientError
-from resilient.events import Bus, ReplicaDiffers
+from resilient.errors import PeerError, ResilientError
+from resilient.events import Bus, Notice, ReplicaDiffers
 from resilient.format.digest import digest
 from resilient.policy.replicas import Difference, differences
 from resilient.state.capture import capture
@@ -50,12 +50,13 @@ class ReplicaWatch:
         """``modules``: by the names of their items. ``topic``: of this generation."""
         self._modules = modules
         self._peers = peers
-        self._period = max(1, every // 2) if peers.world_size > 1 else 0
+        self._period = max(1, every // 2) if every and peers.world_size > 1 else 0
         self._topic = topic
         self._bus = bus
         self._clock = clock
         self._pending: tuple[int, Sums] | None = None
         self._told: set[Difference] = set()
+        self._noticed = False
         self._queue: SimpleQueue[_Report | None] = SimpleQueue()
         # A daemon: it may wait for ranks that never say anything again.
         self._thread = threading.Thread(target=self._work, name="resilient-replicas", daemon=True)
@@ -74,7 +75,11 @@ class ReplicaWatch:
         if step % self._period == 0:
             if self._thread.ident is None:
                 self._thread.start()
-            self._pending = (step, self._sums())
+            try:
+                self._pending = (step, self._sums())
+            except ResilientError as error:  # a save says it as well, and training goes on there, too
+                self._period = 0
+                self._notice(error)
 
     def _sums(self) -> Sums:
         # Of the modules alone: what else is tracked may be slow to tell its state, and is not compared.
@@ -93,13 +98,20 @@ class ReplicaWatch:
     def _work(self) -> None:
         try:
             while (report := self._queue.get()) is not None:
-                self._peers.publish(self._place(report.step, self._peers.rank), msgspec.msgpack.encode(report))
-                if self._peers.rank == 0:
-                    self._compare(report)
-        except ResilientError as error:
-            self.error = error  # the key-value store is gone: so is the group, which the training says itself
+                try:
+                    self._peers.publish(self._place(report.step, self._peers.rank), msgspec.msgpack.encode(report))
+                    if self._peers.rank == 0:
+                        self._compare(report)
+                except PeerError as error:  # the next comparison may find the store again
+                    self._notice(error)
         except BaseException as error:  # noqa: BLE001 -- boundary: thread main, the error is kept
             self.error = error
+
+    def _notice(self, error: ResilientError) -> None:
+        if not self._noticed:
+            self._noticed = True
+            message = f"replicas were not compared, of which nothing more is said here: {error}"
+            self._bus.emit(Notice(rank=self._peers.rank, message=message))
 
     def _place(self, step: int, rank: int) -> str:
         # Used again and again, for the store forgets nothing; several, for a rank may be ahead of who reads.

@@ -123,14 +123,13 @@ def _describe_start(event: events.GenerationStarted | events.Restored | events.F
 def _describe_numbers(event: events.Event) -> tuple[int, str]:
     match event:
         case events.NumericFault():
-            where = "rank " + " to ".join(map(str, event.ranks))
-            what = event.what or "a value is suspicious there"
             shown = {
                 "transient": "fine when it was run again: a fault of the moment, perhaps of that rank's hardware",
                 "reproducible": "the same bits when it was run again: it comes from the data, the state or the code",
+                "not run again": "it could not be run again: gradients of earlier turns would be lost",
                 "unstable": f"sick in {event.reruns + 1} tries, and not twice alike: suspect that rank's hardware",
             }[event.outcome]
-            return logging.WARNING, f"step {event.step}, {where}: {what}; {shown}; action: {event.action}"
+            return logging.WARNING, f"step {event.step}: {event.what}; {shown}; action: {event.action}"
         case events.ReplicaDiffers(ranks=()):
             return logging.WARNING, (
                 f"parameters differ between the replicas on ranks {_numbers(event.holders)} at step {event.step}; which"

@@ -25,7 +25,10 @@ S = TypeVar("S", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How a life ended. ``message`` must not hold what differs from time to time; ``since`` counts from the restore."""
+    """How a life ended. ``message`` must not hold what differs from time to time; ``since`` counts from the restore.
+
+    ``leaves_out``: the samples that it failed by, and that its successor was not to use.
+    """
 
     error: str
     message: str
@@ -33,10 +36,13 @@ class Failure:
     cause: str
     step: int
     since: int
+    leaves_out: str = ""
 
     def is_like(self, other: Failure) -> bool:
         """Say whether this is the same failure, at whatever step; not if the program has been changed in between."""
-        return (self.error, self.message, self.program) == (other.error, other.message, other.program)
+        # Who fails by other samples, after those of the last time were left out, has got further.
+        mine, theirs = ((each.error, each.message, each.program, each.leaves_out) for each in (self, other))
+        return mine == theirs
 
     def __str__(self) -> str:
         return f"{self.error}: {self.message}" if self.message else self.error

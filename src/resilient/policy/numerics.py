@@ -24,7 +24,7 @@ FEWEST: Final = 16
 
 MAX_RERUNS: Final = 2
 
-Outcome = Literal["healthy", "run again", "transient", "reproducible", "unstable"]
+Outcome = Literal["healthy", "run again", "transient", "reproducible", "unstable", "not run again"]
 
 
 class Suspicion(IntEnum):

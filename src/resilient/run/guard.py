@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, SupportsFloat, TypeVar
 
 import torch
@@ -14,7 +15,8 @@ import torch.distributed as dist
 
 from resilient import events
 from resilient.config import Settings
-from resilient.policy.numerics import Suspicion, Usual, judge
+from resilient.policy.numerics import SPIKE, Outcome, Suspicion, Usual, judge
+from resilient.run.boundary import BoundaryWatch
 from resilient.run.misuse import misused
 from resilient.run.sampler import ElasticSampler
 from resilient.state.items import unwrapped
@@ -24,7 +26,30 @@ T = TypeVar("T")
 
 Agree = Callable[[Sequence[int]], Sequence[int]]
 
-_NO_RANK: Final = -(1 << 62)
+_NOBODY: Final = -(1 << 62)
+
+
+_SHOWN: Final = {
+    "reproducible": "again, bit by bit, when it was run once more",
+    "unstable": "and not twice the same",
+    "not run again": "which could not be run again",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What all ranks together have seen, the same on each: the worst, the name of that value, and on which ranks."""
+
+    worst: Suspicion = Suspicion.NONE
+    name: str = ""
+    ranks: tuple[int, ...] = ()
+    changed: bool = False
+
+    @property
+    def words(self) -> str:
+        how = "is not finite" if self.worst is Suspicion.NON_FINITE else f"is more than {SPIKE:g} times what is usual"
+        where = " to ".join(map(str, self.ranks))
+        return f"{self.name} {how} on rank {where}"
 
 
 class Guard:
@@ -40,27 +65,31 @@ class Guard:
         self._tries = 0
         self._before = b""
         self._step = 0
-        self._suspects: tuple[int, ...] = ()
+        self._seen = _Seen()
         self._asked: bool | None = None  # whether the program ever asks; None: not known yet
+        self._may_rerun = False
         self._again = False
-        self._rolls_back = False
+        self._rolled_back: Sequence[ElasticSampler] = ()
         self.skips = False
         """Whether the samples of this batch are to be left out."""
 
-    def tries(self, batch: T, rng: Rng, *, step: int, stepped: Callable[[], bool]) -> Iterator[T]:
+    def tries(self, batch: T, rng: Rng, *, step: int, watch: BoundaryWatch) -> Iterator[T]:
         """Yield a batch as often as it has to be taken, each time with the same random numbers.
 
-        ``step`` are complete; ``stepped`` says whether an optimizer has stepped since.
+        ``step`` are complete. ``watch`` says whether gradients are pending, and whether an optimizer has stepped.
 
         Raises:
             UsageError: it has, although it was told not to.
         """
         self._step, self._tries, self._before = step, 0, b""
         self._again = self.skips = False
-        before = rng.snapshot() if self._asked is not False else {}
+        before = rng.snapshot() if self._asked is not False else None
+        # Gradients of earlier turns would be lost with those of this one.
+        self._may_rerun = before is not None and not watch.pending()
         yield batch
         self._asked = bool(self._asked)
-        while self._wants_again(stepped=stepped()):
+        while self._wants_again(stepped=watch.stepped):
+            assert before is not None, "else no re-run was asked for"
             rng.restore(before, step=step, rank=self._rank)
             yield batch
 
@@ -74,62 +103,85 @@ class Guard:
         return again
 
     def left_out(self, items: Mapping[str, object]) -> dict[str, tuple[int, int]]:
-        """Return the samples that the next life is not to use: where each sampler is, if the run is rolled back."""
-        samplers = {name: unwrapped(item) for name, item in items.items() if self._rolls_back}
+        """Return the samples that the next life is not to use: where the samplers of the pass are, at a roll-back."""
         return {
-            name: (each.epoch, each.consumed) for name, each in samplers.items() if isinstance(each, ElasticSampler)
+            name: (each.epoch, each.consumed)
+            for name, item in items.items()
+            if isinstance(each := unwrapped(item), ElasticSampler)
+            and any(each is rolled_back for rolled_back in self._rolled_back)
         }
 
     def watch(self, values: dict[str, SupportsFloat], samplers: Sequence[ElasticSampler]) -> bool:
         """Return whether the step may be taken; see `Run.watch`."""
         numbers = {name: _number(name, value) for name, value in values.items()}
         self._asked, self._again = True, False
-        mine, words = self._usual.suspect(numbers)
         bits = struct.pack(f"<{len(numbers)}d", *numbers.values())
-        suspect = self._rank if mine else _NO_RANK
-        told = self._agree([mine, suspect, -suspect if mine else _NO_RANK, bits != self._before])
-        worst, outcome = Suspicion(told[0]), judge(Suspicion(told[0]), tries=self._tries, changed=bool(told[3]))
-        if worst:
-            self._suspects = tuple(sorted({-told[2], told[1]}))
+        seen = self._agreed(numbers, changed=bits != self._before)
         self._before = bits
-        if outcome == "healthy":
-            self._usual.accept(numbers)
-            return True
+        outcome = judge(seen.worst, tries=self._tries, changed=seen.changed)
+        if seen.worst:
+            self._seen = seen
+        if outcome == "run again" and not self._may_rerun:
+            outcome = "not run again"
         if outcome == "run again":
             self._tries += 1
             self._again = True
             return False
-        act = "go on" if outcome == "transient" else self._act_on[worst]
-        if act in ("skip", "rollback") and not samplers:
-            raise misused(
-                "the samples of a sick step cannot be left out: their order is not that of an ElasticSampler",
-                'track an ElasticSampler, or set on_nonfinite="stop"',
-            )
+        act = self._act(outcome, seen.worst, samplers)
+        if outcome != "healthy":
+            self._tell(outcome, act)
+        if act in ("go on", "report"):
+            self._usual.accept(numbers)  # a spike that stays is what is usual from now on
+            return True
+        if act == "skip":
+            self.skips = True
+            return False
+        self._rolled_back = samplers if act == "rollback" else ()
+        raise FloatingPointError(f"{self._seen.words} in step {self._step + 1}, {_SHOWN[outcome]}")
+
+    def _act(self, outcome: Outcome, worst: Suspicion, samplers: Sequence[ElasticSampler]) -> str:
+        if outcome in ("healthy", "transient"):
+            return "go on"
+        act = self._act_on[worst]
+        if act in ("skip", "rollback"):
+            if not samplers:
+                raise misused(
+                    "the samples of a sick step cannot be left out: their order is not that of an ElasticSampler",
+                    'track an ElasticSampler, or set on_nonfinite="stop"',
+                )
+            if outcome == "not run again":
+                return "stop"  # the samples of earlier turns are in the gradients, too
+        return act
+
+    def _agreed(self, numbers: dict[str, float], *, changed: bool) -> _Seen:
+        """Return what all ranks together have seen: one all-reduce, in which each number is the largest of all."""
+        suspicions = [self._usual.suspect({name: value})[0] for name, value in numbers.items()]
+        mine = max(suspicions, default=Suspicion.NONE)
+        first = next((index for index, each in enumerate(suspicions) if each is mine), 0)
+        # The gradients are sick on all ranks once those of one are: the value that is named first tells whose it was.
+        local = bool(suspicions and suspicions[0])
+        told = self._agree(
+            [mine, -first if mine else _NOBODY, int(changed)]
+            + [number if flag else _NOBODY for flag in (local, bool(mine)) for number in (self._rank, -self._rank)]
+        )
+        worst, index, any_changed, *ranks = told
+        highest, lowest = ranks[:2] if ranks[0] != _NOBODY else ranks[2:]
+        suspects = tuple(sorted({-lowest, highest})) if worst else ()
+        name = list(numbers)[-index] if worst else ""
+        return _Seen(worst=Suspicion(worst), name=name, ranks=suspects, changed=bool(any_changed))
+
+    def _tell(self, outcome: Outcome, act: str) -> None:
         self._bus.emit(
             events.NumericFault(
                 rank=self._rank,
                 step=self._step + 1,
                 outcome=outcome,
-                ranks=self._suspects,
-                what=words,
+                ranks=self._seen.ranks,
+                what=self._seen.words,
                 reruns=self._tries,
                 action=act,
             )
         )
-        if outcome == "transient":
-            self._usual.accept(numbers)
-        if act in ("stop", "rollback"):
-            self._rolls_back = act == "rollback"
-            raise self._sick(outcome, words)
-        self.skips = act == "skip"
-        return not self.skips
-
-    def _sick(self, outcome: str, words: str) -> FloatingPointError:
-        where = words or f"on rank {', '.join(map(str, self._suspects))} a value is suspicious"
-        again = (
-            "again, bit by bit, when it was run once more" if outcome == "reproducible" else "and not twice the same"
-        )
-        return FloatingPointError(f"{where} in step {self._step + 1}, {again}")
 
 
 def largest_of_all(values: Sequence[int]) -> Sequence[int]:

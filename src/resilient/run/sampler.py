@@ -147,9 +147,11 @@ class ElasticSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, what was left out, and what the order depends on."""
-        skipped = {"skipped": [list(each) for each in self.skipped]} if self.skipped else {}
+        to_come = sorted(place for place in self._left_out if place >= (self.epoch, self.consumed))
+        listed = {"skipped": [list(each) for each in self.skipped], "left_out": [list(each) for each in to_come]}
         fixed = {name: getattr(self, name) for name in _FIXED}
-        return {"epoch": self.epoch, "consumed": self.consumed, **skipped, **fixed}
+        position = {"epoch": self.epoch, "consumed": self.consumed}
+        return {**position, **{name: each for name, each in listed.items() if each}, **fixed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a position.
@@ -170,6 +172,7 @@ class ElasticSampler:
             )
         self.epoch, self.consumed = int(state["epoch"]), int(state["consumed"])
         self.skipped = [(int(epoch), int(at), int(size)) for epoch, at, size in state.get("skipped", ())]
+        self._left_out |= {(int(epoch), int(at)) for epoch, at in state.get("left_out", ())}
 
     def _pass(self) -> None:
         self.consumed += self._batch_size(self.consumed)

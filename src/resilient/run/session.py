@@ -308,7 +308,7 @@ class Run:
             self._in_turn, self._was_left = True, False
             self._metrics.forget()
             try:
-                yield from self._guard.tries(batch, self._rng, step=self._step, stepped=lambda: watch.stepped)
+                yield from self._guard.tries(batch, self._rng, step=self._step, watch=watch)
             except GeneratorExit:
                 self._left_in_turn(watch)
                 raise

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -79,7 +80,8 @@ class Compute:
             self._ended_s = self._clock.monotonic()
 
     def _after_forward(self, *_: object) -> None:
-        if self._began_s is None or self._first not in (None, _FORWARD):
+        # A program may call a module inside of a function that it compiles: there must be nothing here to trace.
+        if torch.compiler.is_compiling() or self._began_s is None or self._first not in (None, _FORWARD):
             return
         self._first = _FORWARD
         if self._ended_s is None:

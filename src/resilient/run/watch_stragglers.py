@@ -105,7 +105,7 @@ class StragglerWatch:
                 if self._peers.rank == 0:
                     self.score()
             except PeerError:
-                return  # the store is gone, and with it the job
+                continue  # it may only be slow; if it is gone, so is the job, which says so itself
 
 
 def medians_of(turns: Sequence[Turn]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from resilient.catalog.process import host
 from resilient.clock import Clock, Deadline, rfc3339
 from resilient.config import Process
 from resilient.errors import ResilientError
-from resilient.events import Bus, Event
+from resilient.events import Bus, Event, Notice
 from resilient.format.evidence import IN_FULL, Evidence
 from resilient.policy.failures.reading import read
 from resilient.policy.failures.rules import RULES, Role
@@ -26,6 +26,7 @@ from resilient.run.witness_watch import Neighbor, Watch
 
 _FRAMES_OF_SECONDARY: Final = 12
 _TAKES_S: Final = 10.0
+_DONE: Final = "exit code 0"
 _MOMENT_S: Final = 0.02
 
 
@@ -87,20 +88,25 @@ class Witness:
             self._watch.close()
             raise
         except BaseException as error:
+            if isinstance(error, SystemExit) and error.code in (None, 0):
+                self._watch.close()  # as planned, on all ranks
+                raise
             self._said.clear()
             self._last = self._last or Deadline(self._clock, _TAKES_S)
             self._failed = True
-            evidence = self._of(error, run.step)
-            if evidence is not None:
-                self._start(evidence)
-            self._said.set()
+            try:
+                evidence = self._of(error, run.step)
+                if evidence is not None:
+                    self._start(evidence)
+            except Exception as broken:  # noqa: BLE001 -- boundary: the error of the user must get out
+                self._bus.emit(Notice(rank=self._opened.peers.rank, message=f"no evidence is kept: {broken!r}"))
+            finally:
+                self._said.set()
             raise
         self._watch.close()  # from now on others may end as they should
 
     def _of(self, error: BaseException, step: int) -> Evidence | None:
-        """Return the record of a failure; None for what is none, and for a mere follower among very many."""
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            return None
+        """Return the record of a failure; None for a mere follower among very many."""
         lines, where = words(error), frames(error)
         reading = read(lines, RULES)
         secondary = reading is not None and reading.role is Role.SECONDARY
@@ -118,6 +124,8 @@ class Witness:
 
     def _see(self, neighbor: Neighbor, how: str) -> None:
         """Note the end of a neighbor, in a thread of its own: the next end must not wait for a store that is away."""
+        if how == _DONE:
+            return  # a run that is complete, and nothing to wait for
         self._told.clear()
         self._last = self._last or Deadline(self._clock, _TAKES_S)
         line = f"process ended by {how}" if how.startswith(("SIG", "signal")) else f"process ended with {how}"

@@ -19,6 +19,7 @@ from resilient.format.evidence import Frame
 _MOST_LINES: Final = 40
 _MOST_FRAMES: Final = 48
 _SECTION: Final = re.compile(r"in section '(.*)', after step \d+")
+_QUEUE: Final = "/multiprocessing/"
 _LOADER: Final = "/torch/utils/data/"
 
 
@@ -90,7 +91,8 @@ def _said(error: BaseException) -> list[str]:
         kind.__qualname__ if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}.{kind.__qualname__}"
     )
     first, *rest = str(error).splitlines() or [""]
-    in_loader = any(_LOADER in frame.file for frame in frames(error))
-    broken = isinstance(error, ConnectionError | EOFError) and in_loader
+    where = frames(error)
+    in_queue = bool(where) and _QUEUE in where[-1].file and any(_LOADER in frame.file for frame in where)
+    broken = isinstance(error, ConnectionError | EOFError) and in_queue
     # A worker of a loader that dies closes its queue; that is no other rank's end, whatever the class says.
     return [f"DataLoader: {name}: {first}" if broken else f"{name}: {first}", *(line for line in rest if line.strip())]

@@ -49,6 +49,7 @@ class Watch:
         self._seen = seen
         self._files: dict[int, Neighbor] = {}
         self._hear, self._tell = -1, -1
+        self._closed = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -66,7 +67,10 @@ class Watch:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        os.close(self._tell)  # which the thread hears as the end of its pipe
+        self._closed = True
+        # Not its end alone: loader workers that were forked may have this side of the pipe as well.
+        os.write(self._tell, b".")
+        os.close(self._tell)
         if thread is not threading.current_thread():
             thread.join(_STOP_S)  # it may be asking a store that does not answer: a daemon, it holds up no exit
 
@@ -74,7 +78,7 @@ class Watch:
         try:
             self._meet()
             left = _MOST_SEEN
-            while self._files and left > 0:
+            while self._files and left > 0 and not self._closed:
                 ended = kernel.await_end(list(self._files), self._hear)
                 # First all of them, then their stories: an agent may look at any moment, and takes the status away.
                 told = [(self._files[file], kernel.how_ended(self._files[file].pid)) for file in ended]
@@ -82,7 +86,8 @@ class Watch:
                     del self._files[file]
                     os.close(file)
                 for neighbor, how in told:
-                    self._seen(neighbor, how)
+                    if not self._closed:  # from then on they may end as they like
+                        self._seen(neighbor, how)
                 left = left - len(ended) if ended else 0
         finally:
             for file in (*self._files, self._hear):

@@ -234,10 +234,13 @@ def _astray(findings: Sequence[_Finding]) -> _Finding | None:
 def _without_word(silent: Sequence[int], findings: Sequence[_Finding]) -> Verdict:
     """Others have noticed that somebody is gone, and these have left nothing: they were ended by force."""
     nodes = {each.said.host: _local(each.said) for each in findings}
-    hosts = {host for host, local in nodes.items() if set(local) & set(silent)}
-    host = hosts.pop() if len(hosts) == 1 else None
+    host = next((host for host, local in nodes.items() if set(silent) <= set(local)), None)
     killed = host is not None and any(each.said.oom for each in findings if each.said.host == host)
-    whole = host is None and len(nodes) >= 1 and len(silent) > 1 and _is_one_node(silent, nodes)
+    # On the nodes of the others some may only have had no time to say anything.
+    known = {rank for local in nodes.values() for rank in local}
+    elsewhere = [rank for rank in silent if rank not in known]
+    whole = len(elsewhere) > 1 and _is_one_node(elsewhere, nodes)
+    silent = elsewhere if whole else silent
     failure = FailureClass.HOST_OOM if killed else FailureClass.NODE_LOST if whole else FailureClass.UNKNOWN
     confidence = Confidence.LIKELY if len(silent) == 1 or whole else Confidence.POSSIBLE
     who = _ranks(silent)
