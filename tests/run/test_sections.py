@@ -160,3 +160,17 @@ def test_a_run_goes_through_its_sections(tmp_path: Path, monkeypatch: pytest.Mon
     assert heard[: len(start)] == start
     assert heard[-2:] == ["end", "save"] or heard[-1] == "end"
     assert "outside the loop" in heard
+
+
+def test_a_module_that_is_called_inside_of_a_compiled_function_stays_in_one_graph() -> None:
+    module = torch.nn.Linear(2, 2)
+    compute = Compute({"model": module})
+    compute.begin()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def step(inputs: torch.Tensor) -> torch.Tensor:
+        return module(inputs).sum()  # type: ignore[no-any-return]  # torch's call has no type
+
+    step(torch.ones(2, 2)).backward()  # type: ignore[no-untyped-call]  # torch's
+    assert compute.end() is not None, "by its gradients"
+    compute.close()

@@ -242,3 +242,37 @@ def test_errors_say_in_which_section_they_were(tmp_path: Path) -> None:
         main()
     assert "in section 'eval', after step 0" in raised.value.__notes__
     assert HANG_AT > 0
+
+
+@pytest.mark.timeout(600)
+def test_who_waits_for_a_rank_that_is_within_its_own_time_is_not_ended(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, time, resilient, torch\n"
+        "how = {'on_hang': 'restart', 'watch_every_s': 0.25, 'hang_floor_s': 1, 'hang_after_s': 30}\n"
+        "@resilient.train(sys.argv[1], every=50, **how)\n"
+        "def main(run):\n"
+        "    state = {'weight': torch.zeros(10)}\n"
+        "    run.track(state=state)\n"
+        "    for _ in run.steps(range(700), total=700):\n"
+        "        if run.step == 600 and run.rank == 0:\n"
+        "            with run.section('eval'):\n"
+        "                time.sleep(8)\n"
+        "        torch.distributed.barrier()\n"
+        "        state['weight'] += 1\n"
+        "    print('DONE', flush=True)\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=0"]
+    ended = subprocess.run(
+        [*command, str(program), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("DONE") == 2
+    assert "rank 0 hangs in eval (all others wait for it)" in ended.stderr, "else nothing was to be decided"
+    assert read_hangs(LocalStore(tmp_path / "run"), 1) == (), "what is over explains no later end"

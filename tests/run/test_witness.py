@@ -230,6 +230,32 @@ def test_the_end_of_a_neighbor_is_seen_at_once_and_once() -> None:
     assert seen.empty()
 
 
+def test_a_forked_worker_does_not_keep_the_watch_alive_that_a_stop_has_closed() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    values, seen = SharedValues(), Queue[tuple[Neighbor, str]]()
+    watch = Watch(Peers(0, 2, values), "w", Process(local_world_size=2, world_size=2), lambda *what: seen.put(what))
+    Peers(1, 2, values).publish(
+        "w/1", msgspec.msgpack.encode(Neighbor(1, host(), process.pid, started(process.pid), ""))
+    )
+    watch.start()
+    time.sleep(0.3)
+    worker = os.fork()  # as a DataLoader does
+    if worker == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        begun_s = time.monotonic()
+        watch.close()
+        assert time.monotonic() - begun_s < 1.0
+        process.kill()
+        process.wait()
+        time.sleep(0.5)
+        assert seen.empty(), "the others may end as they like"
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+
+
 def test_signals_have_names() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     file, (hear, tell) = os.pidfd_open(process.pid), os.pipe()
