@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ import resilient
 
 AT_STEP = 4
 SLOW_S = 2.0
+RESTARTED: dict[str, Any] = {"on_hang": "restart", "watch_every_s": 0.25, "hang_floor_s": 2, "hang_after_s": 12}
 
 
 class Samples(Dataset[torch.Tensor]):
@@ -41,10 +43,14 @@ def fail(kind: str) -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         case "exit":
             os._exit(7)
+        case "hang":
+            time.sleep(10**6)
+        case "sigstop":
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def main(place: str, kind: str, speed: str, bad: int) -> None:
-    @resilient.train(place, every=10**6)
+    @resilient.train(place, every=10**6, **(RESTARTED if kind in ("hang", "sigstop") else {}))
     def train(run: resilient.Run) -> None:
         state = {"x": torch.zeros(4)}
         run.track(state=state)

@@ -17,7 +17,7 @@ import pytest
 from tests.figures import Figures
 from tests.run import failing
 
-KINDS = ("exception", "sigkill", "sigsegv", "exit", "desync", "worker")
+KINDS = ("exception", "sigkill", "sigsegv", "exit", "desync", "worker", "hang", "sigstop")
 ALL = list(itertools.product(KINDS, ("fast", "slow")))
 FEW = [("exception", "fast"), ("sigkill", "slow"), ("desync", "fast")]
 RANKS = 4
@@ -29,6 +29,8 @@ CLASSES = {
     "exit": {"user-error"},
     "desync": {"user-error", "unknown"},  # unknown where the ranks that strayed cannot be told from the others
     "worker": {"unknown"},
+    "hang": {"hang"},
+    "sigstop": {"frozen"},
 }
 
 
