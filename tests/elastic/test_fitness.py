@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
+from resilient.catalog.evidence import write_evidence
+from resilient.catalog.generations import claim_generation
 from resilient.check.result import Result, Status, failed, passed
 from resilient.check.suite import CHECKS, Check
 from resilient.clock import SYSTEM_CLOCK
+from resilient.config import Settings
 from resilient.elastic import fitness, handler, this_node
 from resilient.elastic.fitness import Fitness, read_record
 from resilient.errors import ConflictError, ErrorKind, StoreError
+from resilient.format.evidence import Evidence
+from resilient.store.base import Store
 from resilient.store.memory import MemoryStore
 from resilient.store.open import open_store
 
@@ -62,6 +67,55 @@ def test_what_may_be_no_fault_of_the_node_keeps_it_in() -> None:
     Fitness(MemoryStore(), "host", "job", clock=SYSTEM_CLOCK, run=no_process).before_joining()
 
 
+def failed_generation(store: Store, host: str, line: str) -> None:
+    """Leave what a rank on that host says of its failure in generation 1."""
+    claim = claim_generation(store, world_size=2, launch="launch", heartbeat=False)
+    assert claim.generation == 1
+    write_evidence(
+        store,
+        Evidence(
+            generation=1,
+            nonce=claim.nonce,
+            world_size=2,
+            rank=1,
+            first_rank=1,
+            local_world_size=1,
+            host=host,
+            pid=1,
+            clock="boot",
+            monotonic_s=1.0,
+            wall_s=1.0,
+            created="2026-01-01T00:00:00Z",
+            lines=(line,),
+        ),
+    )
+
+
+ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+
+
+def test_a_node_by_whose_fault_an_attempt_failed_takes_no_more_part_in_that_job() -> None:
+    store = MemoryStore()
+    failed_generation(store, "host/1", ECC)
+    with pytest.raises(ConflictError, match=r"takes no more part in the job job: .*device-hardware.*ECC") as caught:
+        fit(store, Machine()).after_attempt(Settings(), has_spare=True)
+    assert caught.value.kind is ErrorKind.UNFIT_NODE
+    with pytest.raises(ConflictError, match="ECC"):
+        fit(store, Machine()).before_joining()
+    Fitness(store, "host/1", "another job", clock=SYSTEM_CLOCK, run=Machine()).before_joining()
+
+
+@pytest.mark.parametrize("line", [ECC, "ValueError: no label"])
+def test_no_other_node_is_excluded_and_none_by_the_programs_error_or_without_a_spare(line: str) -> None:
+    for host, has_spare, policy in (("other", True, "act"), ("host/1", False, "act"), ("host/1", True, "observe")):
+        store = MemoryStore()
+        failed_generation(store, host, line)
+        fit(store, Machine()).after_attempt(Settings(policy=policy), has_spare=has_spare)
+    store = MemoryStore()
+    failed_generation(store, "host/1", "ValueError: no label")
+    fit(store, Machine()).after_attempt(Settings(), has_spare=True)
+
+
 def test_what_may_be_nobodys_loss_is_told_and_written_down_and_the_node_joins(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -80,7 +134,7 @@ def test_what_may_be_nobodys_loss_is_told_and_written_down_and_the_node_joins(
 def test_before_joining_all_is_looked_at_and_after_an_attempt_what_takes_no_time() -> None:
     before, after = Machine(), Machine()
     fit(MemoryStore(), before).before_joining()
-    fit(MemoryStore(), after).after_attempt()
+    fit(MemoryStore(), after).after_attempt(Settings(), has_spare=True)
     assert sorted(before.looked_at) == sorted(check.name for check in CHECKS)
     assert {"kernel-log", "nvidia"} <= set(after.looked_at) < set(before.looked_at)
 

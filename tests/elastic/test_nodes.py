@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -210,6 +212,30 @@ def test_where_nodes_share_no_place_a_key_value_server_serves_and_its_host_alone
     assert nodes.await_exit("late", timeout_s=120) != [0]
     assert time.time() - at < 60
     assert f"the key-value server of c10d://{endpoint} is gone" in nodes.output("late")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="a host name of its own needs root")
+def test_a_node_whose_device_fails_leaves_the_job_and_the_others_go_on(job: Callable[..., Nodes]) -> None:
+    nodes = job(nnodes="2:3", steps=10**6, max_restarts=3, conf="check=light")
+
+    def start(name: str, host: str, *, sick: bool) -> None:
+        # A host of its own, for all that its agent and its workers can tell.
+        nodes.start(
+            name,
+            environ={"GLOO_SOCKET_IFNAME": "lo", "TOY_IS_SICK": "1" if sick else ""},
+            through=lambda command: ["unshare", "--uts", "sh", "-c", f'hostname {host}; exec "$@"', "sh", *command],
+        )
+
+    for name in "abc":
+        start(name, f"host-{name}", sick=name == "b")
+    failed = nodes.await_line(lambda line: line.world_size == 3 and line.step >= 12, timeout_s=240)
+    assert nodes.await_exit("b", timeout_s=120) != [0]
+    assert "takes no more part in the job job: generation 1 failed by device-hardware" in nodes.output("b")
+    nodes.await_line(lambda line: line.at > failed.at and line.world_size == 2 and line.step > failed.step)
+    start("again", "host-b", sick=False)
+    assert nodes.await_exit("again", timeout_s=120) != [0]
+    assert "takes no more part" in nodes.output("again")
 
 
 @pytest.mark.timeout(600)

@@ -1,7 +1,7 @@
 """A training of one number on as many nodes as there are: `python toy_training.py PLACE LOG STEPS`, under torchrun.
 
 With TOY_IS_DEAF in the environment it is one that does not know this library, and only counts; with TOY_LINGERS_S it
-takes so long to end.
+takes so long to end; with TOY_IS_SICK a step of it fails as by a broken device.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.distributed as dist
 import resilient
 
 STEP_S = 0.05
+SICK_AT = 15
 
 
 def main(place: str, log: str, steps: int) -> None:
@@ -31,6 +32,8 @@ def main(place: str, log: str, steps: int) -> None:
         say("resumed", run.step)
         for _ in run.steps(range(10**6), total=steps):
             run.fence()
+            if os.environ.get("TOY_IS_SICK") and run.step == SICK_AT:
+                raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
             state["x"] += _count() / dist.get_world_size()
             say("step", run.step + 1)
             time.sleep(STEP_S)

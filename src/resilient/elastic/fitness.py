@@ -13,15 +13,21 @@ from urllib.parse import quote
 
 import msgspec
 
+from resilient.catalog.evidence import explain_generation, load_rules, read_evidence
+from resilient.catalog.generations import newest_number
+from resilient.catalog.line import read_line
 from resilient.catalog.once import read_or_none
 from resilient.check import kernel_log, nvidia
 from resilient.check.result import Result, Status
 from resilient.check.suite import CHECKS, Check, run_checks
 from resilient.clock import Clock, rfc3339
+from resilient.config import Settings
 from resilient.elastic.documents import decode, encode
 from resilient.errors import ConflictError, ErrorKind, StoreError
 from resilient.format import layout
 from resilient.observe.logs import LOGGER
+from resilient.policy.failures.actions import Budgets
+from resilient.policy.failures.classes import Action
 from resilient.store.base import Store
 
 Run = Callable[[Sequence[Check]], list[Result]]
@@ -42,6 +48,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     occasion: str
     created: str
     findings: tuple[Result, ...] = ()  # what was not as it should be
+    excluded: str = ""  # why it takes no more part in this job, if so
 
 
 class Fitness:
@@ -61,11 +68,57 @@ class Fitness:
         Raises:
             ConflictError: kind ``unfit-node``: this node must not take part; it says why, and what to do.
         """
+        with suppress(StoreError):
+            before = read_record(self._store, self._host)
+            if before is not None and before.job == self._job and before.excluded:
+                raise self._out(before.excluded)  # once ruled out, out for the rest of the job, as in SCR
         self._examine("before joining", CHECKS)
 
-    def after_attempt(self) -> None:
-        """Look at what may have changed in an attempt, in about a second; raises what `before_joining` does."""
+    def after_attempt(self, settings: Settings, *, has_spare: bool) -> None:
+        """Look at what may have changed in an attempt, in about a second; raises what `before_joining` does.
+
+        Where the failure of the attempt is this node's, the node stays out, if the job can go on without it
+        (``has_spare``).
+        """
+        with suppress(StoreError):
+            self._heed(settings, has_spare=has_spare)
+        self.after_job()
+
+    def after_job(self) -> None:
+        """Look at the same after the last attempt; raises what `before_joining` does."""
         self._examine("after an attempt", [check for check in CHECKS if check.name in _QUICK])
+
+    def _heed(self, settings: Settings, *, has_spare: bool) -> None:
+        generation = newest_number(self._store)
+        if settings.policy != "act" or generation == 0 or not read_evidence(self._store, generation):
+            return  # as after a resize: nothing has failed
+        explained = explain_generation(
+            self._store,
+            generation,
+            read_line(self._store),
+            rules=load_rules(settings.rules),
+            budgets=Budgets(attempts=settings.max_failed_attempts, spares=int(has_spare)),
+        )
+        if explained is None or explained.decision.action is not Action.EXCLUDE_NODE:
+            return
+        proof = explained.verdict.proof[0] if explained.verdict.proof else explained.verdict.why
+        why = f"generation {generation} failed by {explained.verdict.failure} here: {proof}"
+        if explained.decision.node != self._host:
+            return
+        if not has_spare:
+            LOGGER.warning("this node should be left out, and the job cannot go on without it: %s", why)
+            return
+        self._keep("after an attempt", Status.FAILED, (), excluded=why)
+        raise self._out(why)
+
+    def _out(self, why: str) -> ConflictError:
+        key = node_key(self._host)
+        return ConflictError(
+            f"this node ({self._host}) takes no more part in the job {self._job}: {why}",
+            kind=ErrorKind.UNFIT_NODE,
+            hint=f"have it tested (`resilient check --level full`); another job takes it, or this one once {key} is"
+            f" removed from {self._store.url}; RESILIENT_POLICY=observe excludes nobody",
+        )
 
     def _examine(self, occasion: str, checks: Sequence[Check]) -> None:
         try:
@@ -88,7 +141,7 @@ class Fitness:
                 hint=f"{first.remedy}; `resilient check` shows all; --rdzv-conf=check=off joins all the same",
             )
 
-    def _keep(self, occasion: str, status: Status, found: Sequence[Result]) -> None:
+    def _keep(self, occasion: str, status: Status, found: Sequence[Result], *, excluded: str = "") -> None:
         record = NodeRecord(
             host=self._host,
             job=self._job,
@@ -96,6 +149,7 @@ class Fitness:
             occasion=occasion,
             created=rfc3339(self._clock.now()),
             findings=tuple(found),
+            excluded=excluded,
         )
         with suppress(StoreError):  # a record is no reason to keep a healthy node from joining
             self._store.put(node_key(self._host), [encode(record)])

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from resilient.catalog.process import nonce
 from resilient.catalog.requests import newest_request
 from resilient.clock import SYSTEM_CLOCK, Clock, Deadline, rfc3339
-from resilient.config import export, read_process
+from resilient.config import export, read_process, read_settings
 from resilient.elastic.agent_store import AgentStore
 from resilient.elastic.conf import Conf, read_conf
 from resilient.elastic.directories import collect, make_directory
@@ -122,7 +122,8 @@ class RoundsHandler(RendezvousHandler):
         if previous is not None and previous.reform is None:
             previous.reform = "its workers ended, and are started again"
         if previous is not None and self._checks:
-            self._fitness.after_attempt()
+            has_spare = bool(previous.waiting) or len(previous.survivors) > self._me.least
+            self._fitness.after_attempt(read_settings(), has_spare=has_spare)
         while True:
             closed = self._form()
             if self._membership is not None:
@@ -156,7 +157,7 @@ class RoundsHandler(RendezvousHandler):
         requeue = self._workers_want_requeue()
         if self._finished and self._checks:
             with suppress(ConflictError):  # it is written down, for the next job
-                self._fitness.after_attempt()
+                self._fitness.after_job()
         self._leave()
         if requeue:
             # torchelastic takes them for failed, and would end with 1.
