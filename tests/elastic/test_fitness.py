@@ -11,6 +11,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 from resilient.catalog.evidence import write_evidence
 from resilient.catalog.generations import claim_generation
+from resilient.check.context import Level
 from resilient.check.result import Result, Status, failed, passed
 from resilient.check.suite import CHECKS, Check
 from resilient.clock import SYSTEM_CLOCK
@@ -30,8 +31,10 @@ class Machine:
     def __init__(self, **bad: Result) -> None:
         self.bad = bad
         self.looked_at: list[str] = []
+        self.levels: set[Level] = set()
 
-    def __call__(self, checks: Sequence[Check]) -> list[Result]:
+    def __call__(self, level: Level, checks: Sequence[Check]) -> list[Result]:
+        self.levels.add(level)
         names = [check.name for check in checks]
         self.looked_at += names
         return [self.bad.get(name.replace("-", "_"), passed(name, "fine")) for name in names]
@@ -61,7 +64,7 @@ def test_what_may_be_no_fault_of_the_node_keeps_it_in() -> None:
     for machine in (Machine(kernel_log=xid), Machine(nvidia=fewer), Machine(accelerator=hung)):
         fit(MemoryStore(), machine).before_joining()
 
-    def no_process(checks: Sequence[Check]) -> list[Result]:
+    def no_process(level: Level, checks: Sequence[Check]) -> list[Result]:
         raise OSError(24, "Too many open files")
 
     Fitness(MemoryStore(), "host", "job", clock=SYSTEM_CLOCK, run=no_process).before_joining()
@@ -116,6 +119,17 @@ def test_no_other_node_is_excluded_and_none_by_the_programs_error_or_without_a_s
     fit(store, Machine()).after_attempt(Settings(), has_spare=True)
 
 
+def test_after_a_failure_that_began_here_and_may_be_the_platforms_all_is_looked_at_thoroughly() -> None:
+    for line, level in (
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "full"),
+        ("ValueError: no label", "light"),
+    ):
+        store, machine = MemoryStore(), Machine()
+        failed_generation(store, "host/1", line)
+        fit(store, machine).after_attempt(Settings(), has_spare=True)
+        assert machine.levels == {level}, line
+
+
 def test_what_may_be_nobodys_loss_is_told_and_written_down_and_the_node_joins(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -158,7 +172,7 @@ def test_the_backend_examines_its_node_if_it_is_told_to(tmp_path: Path, monkeypa
     assert read_record(open_store(tmp_path / "place"), this_node.host()) is not None
     made._leave()
     dying = failed("processor", "core 3 computes wrongly", "replace the machine")
-    monkeypatch.setattr(fitness, "_light", Machine(processor=dying))
+    monkeypatch.setattr(fitness, "_checked", Machine(processor=dying))
     handler.create(parameters())._leave()
     with pytest.raises(ConflictError, match="core 3 computes wrongly"):
         handler.create(parameters(check="light"))

@@ -18,6 +18,7 @@ from resilient.catalog.generations import newest_number
 from resilient.catalog.line import read_line
 from resilient.catalog.once import read_or_none
 from resilient.check import kernel_log, nvidia
+from resilient.check.context import Level
 from resilient.check.result import Result, Status
 from resilient.check.suite import CHECKS, Check, run_checks
 from resilient.clock import Clock, rfc3339
@@ -27,10 +28,11 @@ from resilient.errors import ConflictError, ErrorKind, StoreError
 from resilient.format import layout
 from resilient.observe.logs import LOGGER
 from resilient.policy.failures.actions import Budgets
-from resilient.policy.failures.classes import Action
+from resilient.policy.failures.classes import ABOUT, Action, Owner
+from resilient.policy.failures.verdict import Confidence
 from resilient.store.base import Store
 
-Run = Callable[[Sequence[Check]], list[Result]]
+Run = Callable[[Level, Sequence[Check]], list[Result]]
 
 _RULING: Final = frozenset({"kernel-log", "nvidia", "processor", "memory", "accelerator"})
 """What these find spoils the work of all; what others find, and that one could not be made, may be nobody's loss."""
@@ -55,12 +57,12 @@ class Fitness:
     """The checks of one node for one job."""
 
     def __init__(self, store: Store, host: str, job: str, *, clock: Clock, run: Run | None = None) -> None:
-        """``run`` makes checks; by default `run_checks`, at the level "light"."""
+        """``run`` makes checks; by default `run_checks`."""
         self._store = store
         self._host = host
         self._job = job
         self._clock = clock
-        self._run = run if run is not None else _light
+        self._run = run if run is not None else _checked
 
     def before_joining(self) -> None:
         """Make all light checks: some seconds.
@@ -77,21 +79,26 @@ class Fitness:
     def after_attempt(self, settings: Settings, *, has_spare: bool) -> None:
         """Look at what may have changed in an attempt, in about a second; raises what `before_joining` does.
 
-        Where the failure of the attempt is this node's, the node stays out, if the job can go on without it
-        (``has_spare``).
+        Where the failure of the attempt began here and may be the platform's, all is looked at, thoroughly. Where it is
+        one for which a node is to be left out, this one stays out, if the job can go on without it (``has_spare``).
         """
+        suspected = False
         with suppress(StoreError):
-            self._heed(settings, has_spare=has_spare)
-        self.after_job()
+            suspected = self._heed(settings, has_spare=has_spare)
+        if suspected:
+            self._examine("after a failure that may be its own", CHECKS, "full")
+        else:
+            self.after_job()
 
     def after_job(self) -> None:
         """Look at the same after the last attempt; raises what `before_joining` does."""
         self._examine("after an attempt", [check for check in CHECKS if check.name in _QUICK])
 
-    def _heed(self, settings: Settings, *, has_spare: bool) -> None:
+    def _heed(self, settings: Settings, *, has_spare: bool) -> bool:
+        """Say whether the last failure began on this node, and may be the platform's."""
         generation = newest_number(self._store)
         if settings.policy != "act" or generation == 0 or not read_evidence(self._store, generation):
-            return  # as after a resize: nothing has failed
+            return False  # as after a resize: nothing has failed
         explained = explain_generation(
             self._store,
             generation,
@@ -99,15 +106,16 @@ class Fitness:
             rules=load_rules(settings.rules),
             budgets=Budgets(attempts=settings.max_failed_attempts, spares=int(has_spare)),
         )
-        if explained is None or explained.decision.action is not Action.EXCLUDE_NODE:
-            return
-        proof = explained.verdict.proof[0] if explained.verdict.proof else explained.verdict.why
-        why = f"generation {generation} failed by {explained.verdict.failure} here: {proof}"
-        if explained.decision.node != self._host:
-            return
+        if explained is None or explained.verdict.node != self._host:
+            return False
+        verdict = explained.verdict
+        proof = verdict.proof[0] if verdict.proof else verdict.why
+        why = f"generation {generation} failed by {verdict.failure} here: {proof}"
+        if explained.decision.action is not Action.EXCLUDE_NODE:
+            return ABOUT[verdict.failure].owner is not Owner.USER and verdict.confidence is not Confidence.POSSIBLE
         if not has_spare:
             LOGGER.warning("this node should be left out, and the job cannot go on without it: %s", why)
-            return
+            return True
         self._keep("after an attempt", Status.FAILED, (), excluded=why)
         raise self._out(why)
 
@@ -120,10 +128,10 @@ class Fitness:
             f" removed from {self._store.url}; RESILIENT_POLICY=observe excludes nobody",
         )
 
-    def _examine(self, occasion: str, checks: Sequence[Check]) -> None:
+    def _examine(self, occasion: str, checks: Sequence[Check], level: Level = "light") -> None:
         try:
-            ruling = self._run([check for check in checks if check.name in _RULING])
-            telling = self._run([check for check in checks if check.name not in _RULING])
+            ruling = self._run(level, [check for check in checks if check.name in _RULING])
+            telling = self._run(level, [check for check in checks if check.name not in _RULING])
         except OSError as error:  # no process could be started, or no file made: that says nothing of the node
             LOGGER.warning("this node could not be examined %s: %s", occasion, error)
             return
@@ -177,5 +185,5 @@ def node_key(host: str) -> str:
     return f"{layout.CONTROL}nodes/{quote(host, safe='')}"
 
 
-def _light(checks: Sequence[Check]) -> list[Result]:
-    return run_checks("light", checks=checks)
+def _checked(level: Level, checks: Sequence[Check]) -> list[Result]:
+    return run_checks(level, checks=checks)
