@@ -43,6 +43,10 @@ def fail(kind: str) -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         case "exit":
             os._exit(7)
+        case "oom":
+            taken = []
+            while True:
+                taken.append(torch.ones(1 << 26))  # touched, until the kernel ends this process
         case "hang":
             time.sleep(10**6)
         case "sigstop":

@@ -10,18 +10,21 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.figures import Figures
 from tests.run import failing
+from tests.run.memory_limit import limited, why_not
 
-KINDS = ("exception", "sigkill", "sigsegv", "exit", "desync", "worker", "hang", "sigstop")
+KINDS = ("exception", "sigkill", "sigsegv", "exit", "desync", "worker", "hang", "sigstop", "oom")
 ALL = list(itertools.product(KINDS, ("fast", "slow")))
 FEW = [("exception", "fast"), ("sigkill", "slow"), ("desync", "fast")]
 RANKS = 4
 LIMIT_S = 120
+MEMORY_NBYTES = 4 << 30
 CLASSES = {
     "exception": {"user-error"},
     "sigkill": {"unknown"},
@@ -31,20 +34,23 @@ CLASSES = {
     "worker": {"unknown"},
     "hang": {"hang"},
     "sigstop": {"frozen"},
+    "oom": {"host-oom"},
 }
 
 
 def fails(folder: Path, kind: str, speed: str, bad: int) -> str:
     """Run the training to its end; return what the launcher said."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    done = subprocess.run(
-        [*launch, failing.__file__, str(folder / "run"), kind, speed, str(bad)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    with ExitStack() as stack:
+        prefix = stack.enter_context(limited(MEMORY_NBYTES)) if kind == "oom" else []
+        done = subprocess.run(
+            [*prefix, *launch, failing.__file__, str(folder / "run"), kind, speed, str(bad)],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
     assert done.returncode == 1, done.stderr
     return done.stderr
 
@@ -69,7 +75,13 @@ def test_the_rank_that_began_it_is_named(
     tmp_path: Path, count: Callable[[int, int], int], figures: Callable[[str, str], Figures]
 ) -> None:
     found = figures("first-cause", "Which rank began it: `resilient why`, and torchrun's own answer")
-    wanted = [(kind, speed) for kind, speed in (FEW if count(1, 10) == 1 else ALL) for _ in range(count(1, 10))]
+    kinds = [kind for kind in KINDS if kind != "oom" or why_not() is None]
+    wanted = [
+        (kind, speed)
+        for kind, speed in (FEW if count(1, 10) == 1 else ALL)
+        if kind in kinds
+        for _ in range(count(1, 10))
+    ]
     for number in range(len(found), len(wanted)):
         kind, speed = wanted[number]
         seed = random.randrange(2**32)
