@@ -13,7 +13,7 @@ import torch.distributed as dist
 from children import done, ready_steady
 from limits import RawWrites, copy_s
 from measuring import GIB, MIB
-from peers import CONTESTANTS, Contestant, DcpProcess
+from peers import CONTESTANTS, Contestant, meet_alone
 from processes import adopt_orphans, cpu_s
 from states import State, change, dense_state, nbytes_of, some_names
 from torch.distributed.device_mesh import init_device_mesh
@@ -54,8 +54,8 @@ def take_part(name: str, nbytes: int, saves: int, folder: Path) -> Report:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         dist.init_process_group("gloo")
-    elif CONTESTANTS[name] is DcpProcess:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{os.environ['BENCH_PORT']}", rank=0, world_size=1)
+    else:
+        meet_alone(name)
     state = make_state(nbytes, ranks)
     contestant = CONTESTANTS[name](state, folder)
     report = Report(nbytes=nbytes_of(state))

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from children import done, ready_steady
 from gpt import make_gpt_training
 from measuring import GIB, MIB
-from peers import CONTESTANTS, Contestant
+from peers import CONTESTANTS, Contestant, meet_alone
 from processes import adopt_orphans, cpu_s, cpu_s_of
 from states import check_equal, some_names
 from training_loops import KINDS, Training, make_training
@@ -321,6 +321,7 @@ def train_with_run(_: str, training: Training, timing: SingleSaves | Stretches, 
 
 
 def train_with_peer(name: str, training: Training, timing: SingleSaves | Stretches, folder: Path) -> dict[str, Any]:
+    meet_alone(name)
     contestant = CONTESTANTS[name](training.state(), folder)
     saving = PeerSaving(training, contestant)
     _loop(training, timing, saving, range(10**9))
