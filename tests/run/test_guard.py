@@ -188,6 +188,7 @@ def test_nobody_can_skip_samples_that_nobody_knows(tmp_path: Path) -> None:
 def two_ranks(place: str) -> None:
     @resilient.train(place)
     def main(run: Run) -> None:
+        torch.manual_seed(0)
         model = torch.nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         run.track(model=model, optimizer=optimizer)

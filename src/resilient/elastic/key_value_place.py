@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import errno
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -59,6 +60,7 @@ class KeyValuePlace:
         self._timeout_s = timeout_s
         self._clock = clock
         self._known: TorchValues | None = None
+        self._connecting = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -66,7 +68,12 @@ class KeyValuePlace:
 
     def put(self, key: str, parts: Sequence[BytesLike]) -> None:
         value, name = self._encoded(key, b"".join(parts)), _PREFIX + checked_key(key)
-        self._ask(lambda values: values.set(name, value))
+
+        def stored(values: TorchValues) -> bool:
+            values.set(name, value)
+            return values.check([name])  # a set has no answer: only after that one the server surely has it
+
+        self._ask(stored)
 
     def create(self, key: str, data: bytes) -> bool:
         value, name = self._encoded(key, data).decode(), _PREFIX + checked_key(key)
@@ -118,7 +125,8 @@ class KeyValuePlace:
         return _SIGN + base64.b64encode(content)
 
     def _ask(self, call: Callable[[TorchValues], T]) -> T:
-        values = self._known or self._connect()
+        with self._connecting:  # two connections would see each other's values in any order
+            values = self._known or self._connect()
         try:
             return call(values)
         except PeerError as error:

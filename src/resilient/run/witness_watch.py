@@ -69,7 +69,8 @@ class Watch:
             return
         self._closed = True
         # Not its end alone: loader workers that were forked may have this side of the pipe as well.
-        os.write(self._tell, b".")
+        with suppress(BrokenPipeError):  # there is nobody left to watch, so that nobody reads it any more
+            os.write(self._tell, b".")
         os.close(self._tell)
         if thread is not threading.current_thread():
             thread.join(_STOP_S)  # it may be asking a store that does not answer: a daemon, it holds up no exit
