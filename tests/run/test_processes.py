@@ -21,7 +21,7 @@ def refuse(event, arguments):  # as the system does where RLIMIT_NPROC is reache
         tried.append(event)
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-@resilient.train(sys.argv[1], every=10**6, keep=resilient.Keep(last=10))
+@resilient.train(sys.argv[1], every=10**6, keep=resilient.Keep(last=10), on_hang="off")  # its watcher starts later
 def main(run):
     global full
     state = {"w": torch.rand(100_000)}
