@@ -73,13 +73,14 @@ class Life:
         for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))
         late = [rank for rank, process in enumerate(self._processes) if process.is_alive()]
+        signals = "\n".join(f"rank {rank}: {signals_of(self._processes[rank].pid)}" for rank in late)
         for rank in late:
             os.kill(self._processes[rank].pid, signal.SIGABRT)
         for process in self._processes:
             process.join(10)
         self.kill()
         if late:
-            raise AssertionError(f"ranks {late} had not ended after {timeout_s:g} s\n{self.output()}")
+            raise AssertionError(f"ranks {late} had not ended after {timeout_s:g} s\n{signals}\n{self.output()}")
         return [process.exitcode for process in self._processes]
 
     def succeed(self, timeout_s: float = TIMEOUT_S) -> None:
@@ -91,6 +92,12 @@ class Life:
         """Return the last characters that each rank printed."""
         logs = sorted(self._folder.glob("rank-*.log"))
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-tail:]}" for log in logs)
+
+
+def signals_of(pid: int) -> str:
+    """Return which signals wait for a process, and which it blocks, ignores and handles: one may have been lost."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return ", ".join(" ".join(line.split()) for line in lines if line.startswith(("Sig", "ShdPnd")))
 
 
 def writers_of(trainer: int) -> list[int]:

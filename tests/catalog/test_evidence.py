@@ -109,21 +109,25 @@ def test_what_got_further_starts_to_count_anew() -> None:
         assert failed(store, claim).decision.action == "restart"
 
 
-def test_a_life_that_an_older_version_told_of_is_explained_from_that() -> None:
-    store = MemoryStore()
-    claim = new_generation(store)
-    outcome = Outcome(
+def outcome_of(claim: Claim, *, error: str, message: str, cause: str, rank: int = 0, step: int = 0) -> Outcome:
+    return Outcome(
         generation=claim.generation,
         nonce=claim.nonce,
         launch=claim.launch,
-        rank=1,
-        error="ValueError",
-        message="record # is broken",
-        cause="code",
+        rank=rank,
+        error=error,
+        message=message,
+        cause=cause,
         program="",
-        step=8,
+        step=step,
         created="",
     )
+
+
+def test_a_life_that_an_older_version_told_of_is_explained_from_that() -> None:
+    store = MemoryStore()
+    claim = new_generation(store)
+    outcome = outcome_of(claim, error="ValueError", message="record # is broken", cause="code", rank=1, step=8)
     write_outcome(store, outcome)
     verdict = failed(store, claim).verdict
     assert (str(verdict.failure), verdict.rank, verdict.step) == ("user-error", 1, 8)
@@ -132,17 +136,8 @@ def test_a_life_that_an_older_version_told_of_is_explained_from_that() -> None:
 def test_a_run_that_was_refused_says_so() -> None:
     store = MemoryStore()
     claim = new_generation(store)
-    outcome = Outcome(
-        generation=claim.generation,
-        nonce=claim.nonce,
-        launch=claim.launch,
-        rank=0,
-        error="UsageError",
-        message="the last 3 lives have failed in the same way",
-        cause="verdict",
-        program="",
-        step=0,
-        created="",
+    outcome = outcome_of(
+        claim, error="UsageError", message="the last 3 lives have failed in the same way", cause="verdict"
     )
     write_outcome(store, outcome)
     assert (str(failed(store, claim).verdict.failure), str(failed(store, claim).decision.action)) == (

@@ -14,7 +14,7 @@ import pytest
 
 from resilient.check.result import Result, Status, failed, passed, skipped
 from resilient.cli import check as check_module
-from tests.cli.test_commands import call, called
+from tests.cli.calling import call, called
 from tests.figures import Figures
 from tests.lives import _free_port
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
 from resilient.catalog.line import read_line
 from resilient.catalog.verify import verify
@@ -18,16 +15,7 @@ from resilient.cli.main import main
 from resilient.format.documents import Claim
 from resilient.store.local import LocalStore
 from tests.catalog.runs import attempt_of, new_generation, save
-
-
-def call(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, f"exit {result.exit_code}\n{result.output}\n{result.exception!r}"
-    return result
-
-
-def called(*arguments: object, code: int = 0) -> Any:
-    return json.loads(call(*arguments, "--json", code=code).stdout)
+from tests.cli.calling import call, called
 
 
 @pytest.fixture

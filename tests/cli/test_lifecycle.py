@@ -13,7 +13,8 @@ from resilient.clock import SYSTEM_CLOCK
 from resilient.format.documents import Claim, Commit
 from resilient.store.local import LocalStore
 from tests.catalog.runs import attempt_of, commit_of, dead_generation, new_generation, save
-from tests.cli.test_commands import call, called, flip
+from tests.cli.calling import call, called
+from tests.cli.test_commands import flip
 
 COMMANDS = (("pin",), ("unpin",), ("mark", "failed", "--why", "x"), ("adopt",))
 

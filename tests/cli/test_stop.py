@@ -12,7 +12,7 @@ import resilient
 from resilient.catalog.requests import newest_request
 from resilient.store.local import LocalStore
 from tests.catalog.runs import dead_generation, save
-from tests.cli.test_commands import call, called
+from tests.cli.calling import call, called
 from tests.lives import Life
 
 

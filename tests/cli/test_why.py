@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from resilient.catalog.evidence import write_evidence
 from resilient.catalog.generations import claim_generation
-from resilient.cli.main import main
 from resilient.format.documents import Claim
 from resilient.store.local import LocalStore
 from tests.catalog.runs import new_generation
 from tests.catalog.test_evidence import CLOSED, record
+from tests.cli.calling import call, called
 from tests.cli.test_process import start
-
-
-def call(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, f"exit {result.exit_code}\n{result.output}\n{result.exception!r}"
-    return result
-
-
-def called(*arguments: object, code: int = 0) -> Any:
-    return json.loads(call(*arguments, "--json", code=code).stdout)
 
 
 @pytest.fixture

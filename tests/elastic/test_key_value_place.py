@@ -67,8 +67,10 @@ def test_a_host_that_does_not_serve_is_waited_for_and_named() -> None:
     with pytest.raises(StoreError, match=f"nobody serves c10d://192.0.2.1:{port}: waited 1.5 s") as caught:
         open_endpoint(f"192.0.2.1:{port}", is_host=False, timeout_s=1.5, clock=SYSTEM_CLOCK)
     assert "is_host=1" in str(caught.value.hint)
-    with pytest.raises(UsageError, match="no port"):
-        open_endpoint("localhost:0", is_host=False, timeout_s=1, clock=SYSTEM_CLOCK)
+    for wrong in ("localhost:0", "localhost:99999", "c10d://localhost"):
+        with pytest.raises(UsageError, match="no port from 1 to 65535") as refused:
+            open_endpoint(wrong, is_host=False, timeout_s=1, clock=SYSTEM_CLOCK)
+        assert "HOST:PORT" in str(refused.value.hint)
 
 
 def test_a_server_that_ends_is_not_waited_for() -> None:

@@ -91,9 +91,9 @@ def _is_accounted_for(place: Place, generation: int) -> bool:
 
 
 def _no_failure(place: Place, generation: int | None) -> NotFoundError:
-    which = "no generation" if generation is None else f"generation {generation}"
+    which = "no generation has left word" if generation is None else f"generation {generation} has left no word"
     return NotFoundError(
-        f"{place.url}: {which} has left word of a failure",
+        f"{place.url}: {which} of a failure",
         kind=ErrorKind.NO_SUCH_OBJECT,
         hint="it may go on, or have ended as planned; `resilient ls` shows what it has saved",
     )

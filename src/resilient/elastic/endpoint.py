@@ -14,6 +14,7 @@ from resilient.store.probe import probe
 from resilient.store.retrying import Retrying
 
 _HOST_AND_PORT: Final = re.compile(r"(?:c10d://)?(?P<host>[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
+_SCHEME: Final = "c10d://"
 
 
 def open_endpoint(endpoint: str, *, is_host: bool, timeout_s: float, clock: Clock) -> Retrying:
@@ -33,10 +34,14 @@ def open_endpoint(endpoint: str, *, is_host: bool, timeout_s: float, clock: Cloc
             hint="give the place of the run: --rdzv-endpoint=s3://bucket/run, or a directory on a shared file system",
         )
     found = _HOST_AND_PORT.fullmatch(endpoint)
-    if found is not None:
+    if found is not None or endpoint.startswith(_SCHEME):
+        if found is None or not 0 < int(found["port"]) < 1 << 16:
+            raise UsageError(
+                f"{endpoint!r} has no port from 1 to 65535",
+                kind=ErrorKind.INVALID_ARGUMENT,
+                hint="write HOST:PORT, such as node0:29400, the same on all nodes",
+            )
         host, port = found["host"].strip("[]"), int(found["port"])
-        if not 0 < port < 1 << 16:
-            raise UsageError(f"{endpoint!r} has no port from 1 to 65535", kind=ErrorKind.INVALID_ARGUMENT)
         server = serve(host, port, is_host=is_host)
         store = open_store(KeyValuePlace(host, port, server=server, timeout_s=timeout_s, clock=clock))
     else:

@@ -19,10 +19,11 @@ import torch.distributed as dist
 
 from resilient.clock import Clock, Deadline
 from resilient.engine.key_values import TorchValues
-from resilient.errors import CorruptError, ErrorKind, NotFoundError, PeerError, StoreError
+from resilient.errors import ErrorKind, NotFoundError, PeerError, StoreError
 from resilient.format.digest import BytesLike
 from resilient.store.base import Capabilities
 from resilient.store.keys import checked_key, checked_prefix
+from resilient.store.whole import copy_range, folders_of
 
 T = TypeVar("T")
 
@@ -88,14 +89,7 @@ class KeyValuePlace:
         return base64.b64decode(found.removeprefix(_SIGN))
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
-        content, view = self.get(key), into.cast("B")
-        end = start + view.nbytes
-        if end > len(content):
-            raise CorruptError(
-                f"object {key!r} in {self.url} ends at byte {len(content)}; bytes {start} to {end} are wanted",
-                kind=ErrorKind.MALFORMED,
-            )
-        view[:] = memoryview(content)[start:end]
+        copy_range(self.get(key), start, into, key=key, url=self.url)
 
     def size(self, key: str) -> int:
         return len(self.get(key))
@@ -106,8 +100,7 @@ class KeyValuePlace:
         return (name.removeprefix(_PREFIX) for name in names if name.startswith(wanted))
 
     def folders(self, prefix: str) -> Iterator[str]:
-        below = (key.removeprefix(prefix) for key in self.list(prefix))
-        return iter({rest.partition("/")[0] for rest in below if "/" in rest})
+        return folders_of(self.list(prefix), prefix)
 
     def delete(self, key: str) -> None:
         name = _PREFIX + checked_key(key)

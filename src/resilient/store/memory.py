@@ -6,10 +6,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from resilient.errors import CorruptError, ErrorKind, NotFoundError
+from resilient.errors import ErrorKind, NotFoundError
 from resilient.format.digest import BytesLike
 from resilient.store.base import Capabilities
 from resilient.store.keys import checked_key, checked_prefix
+from resilient.store.whole import copy_range, folders_of
 
 _named: Final[dict[str, MemoryStore]] = {}
 _named_lock: Final = threading.Lock()
@@ -48,15 +49,7 @@ class MemoryStore:
                 ) from None
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
-        content = self.get(key)
-        view = into.cast("B")
-        end = start + view.nbytes
-        if end > len(content):
-            raise CorruptError(
-                f"object {key!r} in {self.url} ends at byte {len(content)}; bytes {start} to {end} are wanted",
-                kind=ErrorKind.MALFORMED,
-            )
-        view[:] = memoryview(content)[start:end]
+        copy_range(self.get(key), start, into, key=key, url=self.url)
 
     def size(self, key: str) -> int:
         return len(self.get(key))
@@ -68,8 +61,7 @@ class MemoryStore:
         return (key for key in keys if key.startswith(prefix))
 
     def folders(self, prefix: str) -> Iterator[str]:
-        below = (key.removeprefix(prefix) for key in self.list(prefix))
-        return iter({rest.partition("/")[0] for rest in below if "/" in rest})
+        return folders_of(self.list(prefix), prefix)
 
     def delete(self, key: str) -> None:
         with self._lock:

@@ -21,16 +21,15 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from click.testing import CliRunner, Result
 from torch.distributed.checkpoint._extension import ZStandard
 
 import resilient
 from resilient.catalog.dcp.unpickling import Refused, unpickle_value
 from resilient.catalog.dcp.view import DcpView, run_at
-from resilient.cli.main import main
 from resilient.errors import CorruptError, ErrorKind, NotFoundError, ResilientError, StoreError, UsageError
 from resilient.integrations.dcp import StorageReader
 from resilient.store.local import LocalStore
+from tests.cli.calling import call
 from tests.integrations.dcp import shards
 from tests.integrations.dcp.test_round_trips import SPECS, load_with_us
 from tests.ranks import Ranks
@@ -67,12 +66,6 @@ def load(place: Path) -> torch.Tensor:
     into = {"w": torch.zeros(4, 6)}
     resilient.load(place, {"model": into}, strict=False)
     return into["w"]
-
-
-def call(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, f"exit {result.exit_code}\n{result.output}\n{result.exception!r}"
-    return result
 
 
 @pytest.fixture
