@@ -30,14 +30,14 @@ from tests.ranks import Ranks
 
 MIB = 1 << 20
 RANKS = 3
-NBYTES = 61 * MIB
+NBYTES = 125 * MIB
 FIRST_TURN = RANKS * THREADS * 4 * MIB
 TIMEOUT_S = 60.0
 
 
 def state() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    large, small = torch.empty(15 * MIB), torch.empty(MIB // 4)
+    large, small = torch.empty(31 * MIB), torch.empty(MIB // 4)
     return {"large": large.normal_(generator=generator), "small": small.normal_(generator=generator)}
 
 
@@ -92,7 +92,7 @@ def different(place: str) -> int:
 
 
 def test_ranks_that_want_different_bytes_read_their_own(ranks: Ranks, place: str) -> None:
-    assert sum(ranks(RANKS).run(different, place)) >= RANKS * 60 * MIB
+    assert sum(ranks(RANKS).run(different, place)) >= RANKS * 124 * MIB
 
 
 class Failing:
