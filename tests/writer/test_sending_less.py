@@ -20,6 +20,7 @@ from resilient.store.memory import MemoryStore
 from resilient.writer import compressing, packing
 from resilient.writer.in_thread import ThreadWriter
 from resilient.writer.messages import Committed, Failed, Persisted
+from resilient.writer.run_queue import RunQueue
 from tests.catalog.runs import HandClock, attempt_of, new_generation
 from tests.writer.staging import Array, Trainer, is_step, opened
 
@@ -165,8 +166,16 @@ class Slow(MemoryStore):
         super().put(key, parts)
 
 
+@pytest.fixture
+def starved_s(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Return what this process waits for a processor during each upload, whatever else this machine does."""
+    waits = {"of each": 0.0}
+    monkeypatch.setattr(RunQueue, "waited_s", lambda _: waits["of each"])
+    return waits
+
+
 def test_saves_are_compressed_only_while_the_store_is_slower_than_that(
-    start: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, starved_s: dict[str, float]
 ) -> None:
     monkeypatch.setattr(compressing, "_LEAST_NBYTES", 1 << 18)
     store = Slow(clock := Ticking())
@@ -180,8 +189,20 @@ def test_saves_are_compressed_only_while_the_store_is_slower_than_that(
     assert [share < 0.95 for share in shares] == [False, False, False, True, True, True, False], shares
 
 
+def test_a_training_that_leaves_no_processor_idle_makes_no_store_look_slow(
+    start: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, starved_s: dict[str, float]
+) -> None:
+    monkeypatch.setattr(compressing, "_LEAST_NBYTES", 1 << 18)
+    store = Slow(clock := Ticking())
+    trainer = start(store, clock=clock, compress="auto")
+    trainer.chunk_nbytes = 1 << 18
+    store.bytes_per_s, starved_s["of each"] = 5e6, (1 << 20) / 5e6
+    shares = [sent(trainer, step, {"weights": weights(step, 1 << 20)}) for step in (1, 2, 3)]
+    assert min(shares) > 0.95
+
+
 def test_an_upload_that_is_bounded_is_slow_however_fast_the_store(
-    start: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, starved_s: dict[str, float]
 ) -> None:
     monkeypatch.setattr(compressing, "_LEAST_NBYTES", 1 << 18)
     clock = Ticking()

@@ -19,6 +19,9 @@ _TRIED_EVERY: Final = 16  # saves: what a state is like changes slowly
 _LEAST_NBYTES: Final = 8 << 20
 """Of less, the time is that of requests, and says nothing of how many bytes a second a store takes."""
 
+_LEAST_SHARE: Final = 0.001
+"""Of the time of an upload is the store's, whatever the threads of this process wait for meanwhile."""
+
 _WISHFUL: Final = Trial(ratio=4.0, bytes_per_s=float(4 << 30))
 """Better than any state: where even this would not pay, none is tried."""
 
@@ -45,11 +48,16 @@ class Compressing:
             self._tried = (outline.number, self._saves)
         return self._choose(self._trial)
 
-    def sent(self, nbytes: int, duration_s: float) -> None:
-        """Take note of how long the store took for so many bytes."""
+    def sent(self, nbytes: int, duration_s: float, *, waited_s: float = 0.0) -> None:
+        """Take note of how long the store took for so many bytes, ``waited_s`` of it waiting for a processor.
+
+        That is not the store's time. Where training leaves no processor idle, to count it made every disk look slower
+        than the codec, which then took ten times the processor time that writing the bytes as they are takes.
+        """
         if nbytes >= _LEAST_NBYTES and duration_s > 0:
+            own_s = max(duration_s - waited_s, _LEAST_SHARE * duration_s)
             # A bounded upload may be quick, if what it has to wait for is only the next one.
-            self._bytes_per_s = min(nbytes / duration_s, self._limit)
+            self._bytes_per_s = min(nbytes / own_s, self._limit)
 
     def _choose(self, trial: Trial | None) -> int | None:
         return choose_level(self._compress, store_bytes_per_s=self._bytes_per_s, trial=trial, cores=_CORES)

@@ -28,6 +28,7 @@ from resilient.writer.freshness import Freshness
 from resilient.writer.messages import Open, Save
 from resilient.writer.outline import Digests, Outline
 from resilient.writer.packing import Load, as_staged, encoded
+from resilient.writer.run_queue import RunQueue
 from resilient.writer.sharing import Sharing, Stored
 from resilient.writer.slot import Slot
 
@@ -142,15 +143,16 @@ class Persister:
     def _send(self, attempt: Attempt, loads: Iterable[Load], tried: list[Object], first: int) -> Sequence[Load]:
         """Store one object after another, numbered from ``first``; ``tried`` lists each from before its first byte."""
         written = []
-        duration_s = 0.0
+        duration_s, waited_s = 0.0, 0.0
         for part, load in enumerate(loads, first):
             each = Object(key=attempt.data(self._opened.rank, part), nbytes=int(load.nbytes.sum()))
             tried.append(each)
-            started_s = self._clock.monotonic()
+            started_s, queue = self._clock.monotonic(), RunQueue()
             self._data.put(each.key, load.parts)
             duration_s += self._clock.monotonic() - started_s
+            waited_s += queue.waited_s()
             written.append(replace(load, parts=()))  # the memory goes as soon as it is sent
-        self._compressing.sent(sum(each.nbytes for each in tried), duration_s)
+        self._compressing.sent(sum(each.nbytes for each in tried), duration_s, waited_s=waited_s)
         return written
 
     def _withdraw(self, attempt: Attempt, objects: Sequence[Object]) -> None:
