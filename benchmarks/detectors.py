@@ -2,9 +2,9 @@
 
 The GPT of the examples trains in two ranks, in rounds with the detectors on and off by turns, in the same processes.
 Given are, for each rank: the processor time of everything that the detectors run in the trainer (marks and hooks on the
-training thread, measured by calling them as a turn does; the threads that beat and compare, by the kernel's clock of
-each thread) as a share of the processor time of a step; what the watcher process takes of a core; and the ratio of the
-times of steps, with its interval.
+training thread, measured by calling them as a turn does; digests of replicas on the training thread, by its own clock
+around them; the threads that beat and compare, by the kernel's clock of each thread) as a share of the processor time
+of a step; what the watcher process takes of a core; and the ratio of the times of steps, with its interval.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "examples" / "gpt"))
 
 RANKS, BATCH = 2, 16
 LEAST_OF_TURNS = 50_000
-_OURS = ("resilient-beat", "resilient-stragglers")
+COMPARED = 100  # the default: replicas are compared within so many steps
+_OURS = ("resilient-beat", "resilient-stragglers", "resilient-replicas")
 
 
 def hooks_cpu_s() -> float:
@@ -81,6 +83,22 @@ def watcher_cpu_s() -> float:
     return 0.0
 
 
+def timed_digests() -> Callable[[], float]:
+    """Return what tells the processor time that digests of replicas have taken on the training thread."""
+    from resilient.engine.replica_watch import ReplicaWatch
+
+    inner, total_s = ReplicaWatch.at_boundary, 0.0
+
+    def at_boundary(self: ReplicaWatch, step: int) -> None:
+        nonlocal total_s
+        began_s = time.thread_time()
+        inner(self, step)
+        total_s += time.thread_time() - began_s
+
+    ReplicaWatch.at_boundary = at_boundary  # type: ignore[method-assign]
+    return lambda: total_s
+
+
 def rank_main(place: str, steps: int, on_hang: str) -> None:
     """Train; print a line of JSON."""
     import torch
@@ -91,8 +109,10 @@ def rank_main(place: str, steps: int, on_hang: str) -> None:
     import resilient
 
     torch.set_num_threads(1)
+    digests_cpu_s = timed_digests()
+    compared = 0 if on_hang == "off" else COMPARED
 
-    @resilient.train(place, every=25, on_hang=on_hang, compare_every_s=5.0)
+    @resilient.train(place, every=25, on_hang=on_hang, compare_every_s=5.0, compare_replicas=compared)
     def main(run: resilient.Run) -> None:
         data = Text()
         torch.manual_seed(0)
@@ -101,10 +121,10 @@ def rank_main(place: str, steps: int, on_hang: str) -> None:
         sampler = resilient.ElasticSampler(len(data), global_batch=BATCH * run.world_size, seed=0)
         run.track(model=model, optimizer=optimizer, data=sampler)
         times: list[float] = []
-        before = (0.0, 0.0, 0.0, 0.0)
+        before = (0.0,) * 5
 
-        def clocks() -> tuple[float, float, float, float]:
-            return time.monotonic(), time.process_time(), threads_cpu_s(), watcher_cpu_s()
+        def clocks() -> tuple[float, ...]:
+            return time.monotonic(), time.process_time(), threads_cpu_s(), watcher_cpu_s(), digests_cpu_s()
 
         for inputs, targets in run.steps(DataLoader(data, batch_sampler=sampler), total=steps):
             if run.step == 10:
@@ -113,13 +133,16 @@ def rank_main(place: str, steps: int, on_hang: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
             times.append(time.monotonic())
-        wall_s, cpu_s, threads_s, watcher_s = (now - then for now, then in zip(clocks(), before, strict=True))
+        wall_s, cpu_s, threads_s, watcher_s, digests_s = (
+            now - then for now, then in zip(clocks(), before, strict=True)
+        )
         took = [after - before for before, after in itertools.pairwise(times[10:])]
         figures = {
             "rank": run.rank,
             "step_s": statistics.median(took),
             "step_cpu_s": cpu_s / (steps - 10),
             "threads_s": threads_s / (steps - 10),
+            "digests_s": digests_s / (steps - 10),
             "watcher_share": watcher_s / wall_s,
         }
         print("FIGURES " + json.dumps(figures), flush=True)
@@ -161,7 +184,7 @@ def main() -> None:
         rank_main(arguments.rank_of, arguments.steps, arguments.on_hang)
         return
     hooks_s = hooks_cpu_s()
-    ratios, shares, steps_s, beside, cpus_s = [], [], [], [], []
+    ratios, shares, steps_s, beside, cpus_s, digests = [], [], [], [], [], []
     for number in range(arguments.rounds):
         medians = {}
         for on_hang in random.Random(number).sample(["report", "off"], 2):
@@ -169,7 +192,8 @@ def main() -> None:
                 found = train(folder, arguments.steps, on_hang)
             medians[on_hang] = statistics.median(each["step_s"] for each in found)
             if on_hang == "report":
-                shares += [(each["threads_s"] + hooks_s) / each["step_cpu_s"] for each in found]
+                shares += [(each["threads_s"] + each["digests_s"] + hooks_s) / each["step_cpu_s"] for each in found]
+                digests += [each["digests_s"] / each["step_cpu_s"] for each in found]
                 beside += [each["watcher_share"] for each in found]
                 cpus_s += [each["step_cpu_s"] for each in found]
                 steps_s.append(medians[on_hang])
@@ -182,6 +206,7 @@ def main() -> None:
         "step_cpu_ms": round(1000 * statistics.median(cpus_s), 3),
         "hooks_us_a_turn": round(1e6 * hooks_s, 2),
         "share_of_a_step_percent": round(100 * statistics.median(shares), 4),
+        "digests_percent": round(100 * statistics.median(digests), 4),
         "worst_percent": round(100 * max(shares), 4),
         "watcher_percent_of_a_core": round(100 * statistics.median(beside), 4),
         "step_ratio": round(statistics.median(ratios), 4),
