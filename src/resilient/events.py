@@ -319,6 +319,69 @@ class StragglerFound(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepsTaken(Event):
+    """``steps`` turns of the loop have ended since this was said last, the last one with ``step`` complete.
+
+    Sums in seconds: ``turn_s`` of wall clock, of which ``data_s`` was waiting for batches, and ``save_s`` being held up
+    by saves.
+    """
+
+    step: int
+    steps: int
+    turn_s: float
+    data_s: float
+    save_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPicture(Event):
+    """What a step of this rank is spent on, seconds a step, the median of ``steps`` that were looked at since the last.
+
+    ``exchange_s``: in collectives while nothing is computed. ``optimizer_s``: in ``step`` of optimizers. What is left
+    of ``step_s`` is ``compute_s``.
+    """
+
+    step: int
+    steps: int
+    step_s: float
+    compute_s: float
+    exchange_s: float
+    data_s: float
+    optimizer_s: float
+    save_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSampled(Event):
+    """What this node did, sampled every ``period_s`` from ``began_s`` (unix seconds) on, by one rank of each node.
+
+    ``values``: by name, as in `resilient.report.model.MachineSeries`; NaN where a sample is missing.
+    """
+
+    host: str
+    began_s: float
+    period_s: float
+    values: tuple[tuple[str, tuple[float, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck(Event):
+    """One sentence: what a step is spent on most, and which link limits it where that can be told."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareMissed(Event):
+    """The share of productive time that was promised is not delivered; ``largest``: what takes the most of the rest."""
+
+    promised: float
+    delivered: float
+    largest: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Event):
     """Something that a person should know and nothing acts on."""
 
