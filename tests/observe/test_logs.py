@@ -97,3 +97,12 @@ def test_standard_error_is_used_only_where_no_logging_is_configured(configured: 
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
     assert done.stderr == ("own: hello\n" if configured else "resilient: hello\n")
+
+
+def test_an_event_with_many_samples_is_still_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "resilient")
+    values = (("cpu", tuple(0.5 for _ in range(5000))),)
+    Lines()(events.MachineSampled(host="a", began_s=0.0, period_s=0.1, values=values))
+    (line,) = caplog.messages
+    assert line.startswith("MachineSampled(")
+    assert len(line) <= 500

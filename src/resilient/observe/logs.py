@@ -7,9 +7,11 @@ from typing import Final
 
 from resilient import events
 from resilient.format import sizes
+from resilient.observe.torch_logs import leave_to_torch
 
 LOGGER: Final = logging.getLogger("resilient")
 _MOST_RANKS: Final = 16
+_LONGEST: Final = 500  # some events carry samples by the hundred
 LOGGER.addHandler(logging.NullHandler())
 
 
@@ -20,6 +22,7 @@ def show_logs(bus: events.Bus, *, only: tuple[type[events.Event], ...] = (events
     """
     lines = Lines()
     bus.subscribe(lambda event: lines(event) if isinstance(event, only) else None)
+    leave_to_torch(LOGGER)
     if not any(isinstance(handler, _Fallback) for handler in LOGGER.handlers):
         LOGGER.addHandler(_Fallback())
         if LOGGER.level == logging.NOTSET:
@@ -43,6 +46,11 @@ class Lines:
             level = level if isinstance(event, events.SaveFailed | events.SaveSkipped) else logging.DEBUG
             message = f"rank {event.rank}: {message}"
         LOGGER.log(level, "%s", message)
+
+
+def in_words(event: events.Event) -> str:
+    """Return an event in words, as it is logged."""
+    return _describe(event)[1]
 
 
 class _Fallback(logging.StreamHandler):  # type: ignore[type-arg]  # generic in the stubs only
@@ -142,7 +150,7 @@ def _describe_numbers(event: events.Event) -> tuple[int, str]:
                 " from a checkpoint that was saved before"
             )
         case _:
-            return logging.DEBUG, str(event)
+            return logging.DEBUG, str(event)[:_LONGEST] if LOGGER.isEnabledFor(logging.DEBUG) else ""
 
 
 def _numbers(ranks: tuple[int, ...]) -> str:
