@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from resilient.errors import UsageError
 from resilient.policy.interval import (
     FIRST_SAVE_S,
-    OVERHEAD_BUDGET,
     PRIOR_MTBF_S,
     SaveContext,
     SaveWhen,
@@ -17,6 +16,7 @@ from resilient.policy.interval import (
     mean_time_between_failures,
     parse_every,
 )
+from resilient.policy.planning.closed_form import best_interval
 
 
 def context(step: int = 1, since: float = 0.0, **measured: float) -> SaveContext:
@@ -77,28 +77,28 @@ def test_a_policy_says_exactly_one_thing(fields: dict[str, object]) -> None:
 def test_auto_saves_soon_at_first_then_as_often_as_pays() -> None:
     assert SaveWhen(auto=True).due(context(since=FIRST_SAVE_S))
     assert not SaveWhen(auto=True).due(context(since=FIRST_SAVE_S - 1))
-    interval = auto_interval(0.1, 2.0, PRIOR_MTBF_S)
-    assert interval == pytest.approx(math.sqrt(2 * 0.1 * PRIOR_MTBF_S))
-    assert SaveWhen(auto=True).due(context(since=interval, stall_s=0.1, persist_s=2.0))
+    known = context(stall_s=0.1, persist_s=2.0)
+    assert auto_interval(known) == pytest.approx(best_interval(0.1, PRIOR_MTBF_S) + 0.1)
+    assert SaveWhen(auto=True).due(context(since=auto_interval(known), stall_s=0.1, persist_s=2.0))
+    assert not SaveWhen(auto=True).due(context(since=auto_interval(known) - 1, stall_s=0.1, persist_s=2.0))
 
 
-@given(st.floats(0, 1000), st.floats(0, 1000), st.floats(1, 1e7))
-def test_auto_never_overlaps_saves_nor_takes_more_than_its_budget(
-    stall_s: float, persist_s: float, mtbf_s: float
-) -> None:
-    interval = auto_interval(stall_s, persist_s, mtbf_s)
-    assert interval >= 2 * persist_s
-    assert stall_s <= OVERHEAD_BUDGET * interval * (1 + 1e-9)
+def test_what_the_run_has_measured_and_what_was_set_both_count() -> None:
+    slow = context(stall_s=0.1, persist_s=200.0)
+    assert auto_interval(slow) == 250
+    assert auto_interval(context(stall_s=20.0, persist_s=20.0, overhead_budget=0.01)) > 2000
+    assert auto_interval(context(stall_s=0.1, persist_s=2.0, worst_persist_s=5.0, late_s=1.0, rpo_s=20.0)) == 14
+    assert auto_interval(context(rpo_s=1.0)) == FIRST_SAVE_S, "the cost has to get known first"
 
 
-@given(st.floats(0.01, 1), st.floats(3600, 1e6))
-def test_auto_minimizes_the_time_that_is_lost(stall_s: float, mtbf_s: float) -> None:
-    def lost(interval: float) -> float:
-        return stall_s / interval + interval / 2 / mtbf_s  # per second: saving, and half an interval at each failure
-
-    best = math.sqrt(2 * stall_s * mtbf_s)
-    assert auto_interval(stall_s, 0.0, mtbf_s) == pytest.approx(max(best, stall_s / OVERHEAD_BUDGET, 1.0))
-    assert lost(best) <= min(lost(best * 0.9), lost(best * 1.1))
+def test_an_objective_needs_a_policy_that_may_follow_it() -> None:
+    assert parse_every("auto", rpo_s=60) == SaveWhen(auto=True)
+    both = SaveWhen(steps=1000) | SaveWhen(auto=True)
+    assert parse_every(both, rpo_s=60) == both
+    for every in (10, "90s", SaveWhen(seconds=5) | SaveWhen(steps=3)):
+        with pytest.raises(UsageError, match="rpo=60 s with every=") as caught:
+            parse_every(every, rpo_s=60)
+        assert 'every="auto"' in str(caught.value.hint)
 
 
 def test_failures_that_happen_shorten_the_estimate() -> None:

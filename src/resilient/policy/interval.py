@@ -9,12 +9,10 @@ from typing import Final, Protocol
 
 from resilient.config import parse_duration
 from resilient.errors import ErrorKind, UsageError
+from resilient.policy.planning.choosing import OVERHEAD_BUDGET, Choice, choose
 
 PRIOR_MTBF_S: Final = 3 * 3600.0
 """Mean time between failures before any was seen: what runs on thousands of accelerators report."""
-
-OVERHEAD_BUDGET: Final = 0.01
-"""The share of training time that saving may take."""
 
 FIRST_SAVE_S: Final = 15.0
 """The first interval of "auto", when the cost of a save is not known yet: soon, so that it gets known."""
@@ -25,8 +23,9 @@ class SaveContext:
     """What a policy may look at.
 
     ``step`` is the completed step, ``since_save_s`` the time since the last save was started (or since the start).
-    ``stall_s`` is how long the last save held up training, ``persist_s`` how long it took to be durable; None
-    before the first.
+    ``stall_s`` is how long a save holds up training, waiting at the fence included, ``persist_s`` how long it takes to
+    be durable, ``worst_persist_s`` how long at worst, by the last few; None before the first. ``late_s``: by how much
+    saves start later than they are due. ``overhead_budget`` and ``rpo_s``: as in `resilient.config.Settings`.
     """
 
     step: int
@@ -34,6 +33,24 @@ class SaveContext:
     stall_s: float | None = None
     persist_s: float | None = None
     mtbf_s: float = PRIOR_MTBF_S
+    worst_persist_s: float | None = None
+    late_s: float = 0.0
+    overhead_budget: float = OVERHEAD_BUDGET
+    rpo_s: float | None = None
+
+    def choice(self) -> Choice | None:
+        """Return what "auto" takes; None as long as the cost of a save is not known."""
+        if self.stall_s is None or self.persist_s is None:
+            return None
+        return choose(
+            stall_s=self.stall_s,
+            persist_s=self.persist_s,
+            mtbf_s=self.mtbf_s,
+            budget=self.overhead_budget,
+            rpo_s=self.rpo_s,
+            worst_persist_s=self.worst_persist_s,
+            late_s=self.late_s,
+        )
 
 
 class SavePolicy(Protocol):
@@ -71,6 +88,11 @@ class SaveWhen:
         return self.either or (self,)
 
     @property
+    def automatic(self) -> bool:
+        """Whether what is measured has a say in it."""
+        return any(part.auto for part in self._parts())
+
+    @property
     def step_based(self) -> bool:
         """Whether the step alone decides: then all ranks know without a word from anybody."""
         return all(part.steps is not None for part in self._parts())
@@ -93,21 +115,17 @@ class SaveWhen:
             if part.seconds is not None:
                 yield part.seconds
             elif part.auto:
-                yield auto_interval(context.stall_s, context.persist_s, context.mtbf_s)
+                yield auto_interval(context)
 
 
-def auto_interval(stall_s: float | None, persist_s: float | None, mtbf_s: float) -> float:
-    """Return the seconds between two saves that lose the least time, work lost in failures included.
+def auto_interval(context: SaveContext) -> float:
+    """Return the seconds between the starts of two saves that lose the least time, work lost in failures included.
 
-    The optimum sqrt(2 C M) of J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM
-    17(9), 1974; the higher-order terms of J. T. Daly, "A higher order estimate of the optimum checkpoint interval
-    for restart dumps", FGCS 22(3), 2006, matter only where C is no longer small against M, which the overhead
-    budget rules out. C is what training feels of a save (``stall_s``), not how long the store takes; but two saves
-    must not overlap, so it is never below twice ``persist_s``.
+    As `resilient.policy.planning.choosing.choose` says, from what the run has measured; before that soon, so that the
+    cost gets known, whatever the objective.
     """
-    if stall_s is None or persist_s is None:
-        return FIRST_SAVE_S
-    return max(math.sqrt(2 * stall_s * mtbf_s), stall_s / OVERHEAD_BUDGET, 2 * persist_s, 1.0)
+    choice = context.choice()
+    return FIRST_SAVE_S if choice is None else choice.period_s
 
 
 def mean_time_between_failures(age_s: float, restarts: int) -> float:
@@ -115,12 +133,22 @@ def mean_time_between_failures(age_s: float, restarts: int) -> float:
     return (PRIOR_MTBF_S + max(0.0, age_s)) / (1 + restarts)
 
 
-def parse_every(every: str | int | SaveWhen) -> SaveWhen:
+def parse_every(every: str | int | SaveWhen, *, rpo_s: float | None = None) -> SaveWhen:
     """Return the policy that ``every`` stands for: ``"auto"``, a number of steps, a duration, or a policy itself.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: it is none of these; or there is an objective, ``rpo_s``, and nothing of ``every`` is "auto".
     """
+    policy = _parsed(every)
+    if rpo_s is not None and not policy.automatic:
+        raise _refused(
+            f"rpo={rpo_s:g} s with every={every!r}: it must be automatic, or there is nothing that rpo could change",
+            'leave out rpo, or set every="auto"; SaveWhen(steps=1000) | SaveWhen(auto=True) saves at those steps too',
+        )
+    return policy
+
+
+def _parsed(every: str | int | SaveWhen) -> SaveWhen:
     if isinstance(every, SaveWhen):
         return every
     if every == "auto":

@@ -7,15 +7,17 @@ from resilient.config import Settings
 from resilient.engine.saver import Saver
 from resilient.errors import ErrorKind, ResilientError, StoreError
 from resilient.events import Bus, Event, SaveCommitted, SaveFailed, SaveSkipped, SaveStarted
+from resilient.run.pace import Pace
 
 
 class Saved:
     """Follows the saves of one life of a run."""
 
-    def __init__(self, saver: Saver, settings: Settings, *, rank: int, bus: Bus, clock: Clock) -> None:
+    def __init__(self, saver: Saver, settings: Settings, pace: Pace, *, bus: Bus, clock: Clock) -> None:
+        self.pace = pace
         self._saver = saver
         self._settings = settings
-        self._rank = rank
+        self._rank = pace.rank
         self._bus = bus
         self._clock = clock
         self._resumed: int | None = None
