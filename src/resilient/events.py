@@ -322,8 +322,8 @@ class StragglerFound(Event):
 class StepsTaken(Event):
     """``steps`` turns of the loop have ended since this was said last, the last one with ``step`` complete.
 
-    Sums in seconds: ``turn_s`` of wall clock, of which ``data_s`` was waiting for batches, and ``save_s`` being held up
-    by saves.
+    Sums in seconds: ``turn_s`` without what was within named sections, of which ``data_s`` was waiting for batches;
+    and ``save_s`` being held up by saves. ``ended_s``: when the last turn ended, unix seconds; 0 if that is not known.
     """
 
     step: int
@@ -331,6 +331,16 @@ class StepsTaken(Event):
     turn_s: float
     data_s: float
     save_s: float
+    ended_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended(Event):
+    """The training function has been left on this rank, after ``step``: "done", "stopped" or "failed", by ``error``."""
+
+    step: int
+    how: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,15 @@ CONTROL = "control/"
 REQUESTS = "control/requests/"
 EVIDENCE = "control/evidence/"
 HANGS = "control/hangs/"
+JOURNALS = "journal/"
 
 _ATTEMPT = re.compile(r"steps/(\d{12})/g(\d{8})-([0-9a-f]{16})/(.*)", re.DOTALL)
 _CLAIM = re.compile(r"generations/(\d{8})\.json")
 _HANG = re.compile(r"control/hangs/(\d{8})-(\d{6,})")
 _REQUEST = re.compile(r"control/requests/(\d{8})\.json")
 _EVIDENCE = re.compile(r"control/evidence/(\d{8})/\d{6}(-seen|-there)?\.json")
+_OF_FAILURE = re.compile(r"control/evidence/(\d{8})/[^/]+")
+_JOURNAL = re.compile(r"journal/g(\d{8})-([0-9a-f]{16})/(\d{6})-([a-z]+)-(\d{6})\.jsonl")
 _DATA = re.compile(r"data/[0-9a-f]{2}/g(\d{8})-([0-9a-f]{16})/(\d{12})-(\d{6})-(\d+)")
 
 
@@ -125,6 +128,28 @@ def explanation(generation: int) -> str:
 def is_evidence(key: str) -> bool:
     """Say whether a key is that of a record of one rank."""
     return _EVIDENCE.fullmatch(key) is not None
+
+
+def parse_evidence(key: str) -> int | None:
+    """Return the generation of whose failure a key tells, be it a record or an explanation."""
+    found = _OF_FAILURE.fullmatch(key)
+    return int(found[1]) if found else None
+
+
+def journals(generation: int, nonce: str) -> str:
+    """Return the prefix of what the ranks of a generation have written down."""
+    return f"{JOURNALS}g{generation:08d}-{nonce}/"
+
+
+def journal(generation: int, nonce: str, rank: int, stream: str, number: int) -> str:
+    """Return the key of one segment of a rank's journal; ``stream``: "events" or "machine"."""
+    return f"{journals(generation, nonce)}{rank:06d}-{stream}-{number:06d}.jsonl"
+
+
+def parse_journal(key: str) -> tuple[int, str, int, str, int] | None:
+    """Return generation, nonce, rank, stream and number of the segment that a key is."""
+    found = _JOURNAL.fullmatch(key)
+    return (int(found[1]), found[2], int(found[3]), found[4], int(found[5])) if found else None
 
 
 def parse_request(key: str) -> int | None:

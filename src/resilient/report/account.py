@@ -1,0 +1,317 @@
+"""The account of a run, from its store alone: what its time was spent on, and what each failure cost.
+
+Every instant belongs to one part. Within a generation each rank's life is cut into slices, and their mean over the
+ranks counts; between generations the launcher re-forms the group, or nobody runs anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from resilient.catalog.line import Line, read_line
+from resilient.catalog.run_info import read_info
+from resilient.clock import Clock
+from resilient.errors import ErrorKind, NotFoundError
+from resilient.report.lives import Life, read_lives
+from resilient.report.model import (
+    PRODUCTIVE,
+    End,
+    GenerationTime,
+    Incident,
+    Ledger,
+    Part,
+    Parts,
+    Promise,
+    ettr_of,
+)
+from resilient.report.series import machines_of, notes_of, pictures_of, restores_of, saves_of, sentence_of, stakes_of
+from resilient.report.slices import Slice, life_of, lost_of, sum_of, time_of
+from resilient.store.base import Store
+
+_POINTS: Final = 240
+"""Of the curve of the sliding hour."""
+
+_HOUR_S: Final = 3600.0
+
+_REMEDIES: Final = {
+    Part.LOST: "save more often, or keep copies of the state on other nodes (tiers, peer_copies)",
+    Part.DETECTION: 'let hangs end their rank (on_hang="restart"), or lower hang_after_s',
+    Part.REFORMATION: "keep spare nodes, and let the agent restart workers (resilient run, --rdzv-backend=resilient)",
+    Part.IDLE: "have the job requeued as soon as it ends",
+    Part.START: "look at what the program does before its first step: imports, data, compilation caches",
+    Part.RESTORE: "keep the state in tiers of the nodes (tiers), or use a faster store",
+    Part.SAVE: 'save less often, or let every="auto" choose',
+}
+
+
+def read_ledger(store: Store, *, clock: Clock) -> Ledger:
+    """Return the account of a run up to its newest sign of life.
+
+    Raises:
+        NotFoundError: nothing has begun here.
+        StoreError: the store does not answer.
+    """
+    info = read_info(store)
+    line = read_line(store)
+    lives = read_lives(store, line, clock=clock)
+    if info is None or not lives:
+        raise NotFoundError(
+            f"{store.url}: no run has begun here",
+            kind=ErrorKind.NO_CHECKPOINT,
+            hint="name the place of a run, or its URL",
+        )
+    return _Account(lives).ledger(store, info.run_id, line)
+
+
+@dataclass(slots=True)
+class _Lived:
+    """A generation with its time: from ``began_s`` over ``failed_s`` (when it was last at work) to ``ended_s``."""
+
+    life: Life
+    began_s: float
+    failed_s: float
+    ended_s: float
+    slices: dict[int, tuple[Slice, ...]]
+    kept_step: float = math.inf
+    lost: dict[int, dict[Part, float]] = field(default_factory=dict)
+    """By the generation that was the last one before somebody went back: what was lost of this one then."""
+
+    @property
+    def last_step(self) -> int:
+        known = [each.to_step for slices in self.slices.values() for each in slices[-1:]]
+        evident = [each.step for each in self.life.evidence if each.step is not None]
+        return int(max([*known, *evident, self.life.resumed_step or 0]))
+
+    @property
+    def detection_s(self) -> float:
+        return self.ended_s - self.failed_s
+
+    def parts(self) -> dict[Part, float]:
+        """Return the time of all ranks, their mean; it sums to ``ended_s - began_s``."""
+        total = self._mean(sum_of)
+        if not self.slices:
+            total = {Part.START: self.failed_s - self.began_s}
+        for lost in self.lost.values():
+            for part, seconds in lost.items():
+                total[part] -= seconds
+                total[Part.LOST] = total.get(Part.LOST, 0.0) + seconds
+        if self.detection_s > 0:
+            total[Part.DETECTION] = total.get(Part.DETECTION, 0.0) + self.detection_s
+        return {part: seconds for part, seconds in total.items() if seconds > 1e-9}
+
+    def lose(self, kept_step: float, by: int) -> dict[Part, float]:
+        """Lose the steps beyond one, unless they are lost already; return the seconds, by what they were."""
+        if kept_step >= self.kept_step:
+            return {}
+        before_step, self.kept_step = self.kept_step, kept_step
+        after = self._mean(lambda slices: lost_of(slices, kept_step))
+        before = self._mean(lambda slices: lost_of(slices, before_step))
+        self.lost[by] = {part: seconds - before.get(part, 0.0) for part, seconds in after.items()}
+        return self.lost[by]
+
+    def _mean(self, of: Callable[[Sequence[Slice]], Parts]) -> dict[Part, float]:
+        total: dict[Part, float] = {}
+        for slices in self.slices.values():
+            for part, seconds in of(slices).items():
+                total[part] = total.get(part, 0.0) + seconds / len(self.slices)
+        return total
+
+
+class _Account:
+    """Puts the lives of a run in order, and their time together."""
+
+    def __init__(self, lives: Sequence[Life]) -> None:
+        self._lived: list[_Lived] = []
+        for number, life in enumerate(lives):
+            after = lives[number + 1] if number + 1 < len(lives) else None
+            self._lived.append(_lived(life, after, self._lived[-1].ended_s if self._lived else 0.0))
+        self._losses = self._lose()
+
+    def ledger(self, store: Store, run_id: str, line: Line) -> Ledger:
+        """Return all of it."""
+        lives = [each.life for each in self._lived]
+        parts: dict[Part, float] = {}
+        for piece in [*(each.parts() for each in self._lived), *(gap for _, gap in self._gaps())]:
+            for part, seconds in piece.items():
+                parts[part] = parts.get(part, 0.0) + seconds
+        last = self._lived[-1]
+        newest = line.commits[0].step if line.commits else None
+        stakes = stakes_of(lives[-1], newest, since=self._since)
+        return Ledger(
+            url=store.url,
+            run_id=run_id,
+            began_s=self._lived[0].began_s,
+            as_of_s=last.ended_s,
+            step=last.last_step,
+            parts=parts,
+            generations=tuple(map(_generation, self._lived)),
+            incidents=tuple(self._incidents()),
+            saves=tuple(save for life in lives for save in saves_of(life)),
+            restores=tuple(restore for life in lives for restore in restores_of(life)),
+            pictures=tuple(picture for life in lives for picture in pictures_of(life)),
+            machines=tuple(series for life in lives for series in machines_of(life)),
+            stakes=stakes if last.life.end is not End.DONE else (),
+            notes=tuple(note for life in lives for note in notes_of(life)),
+            ettr_hours=self._hours(),
+            bottleneck=sentence_of(lives),
+            promise=_promise(lives[-1], parts),
+            missing=tuple(self._missing()),
+        )
+
+    def _lose(self) -> dict[int, float]:
+        """Take from earlier lives what later ones went back behind; return the seconds by the life before each."""
+        losses: dict[int, float] = {}
+        for number, lived in enumerate(self._lived):
+            if number == 0 or lived.life.base is None:
+                continue
+            kept = float(lived.life.base.step or 0)
+            lost = [sum(each.lose(kept, number - 1).values()) for each in self._lived[:number]]
+            losses[number - 1] = sum(lost)
+        return losses
+
+    def _gaps(self) -> Iterator[tuple[int, Parts]]:
+        """Yield the time between two lives, with the number of the earlier one."""
+        for number, (before, after) in enumerate(zip(self._lived, self._lived[1:], strict=False)):
+            goes_on = before.life.claim.launch == after.life.claim.launch
+            yield number, {Part.REFORMATION if goes_on else Part.IDLE: after.began_s - before.ended_s}
+
+    def _incidents(self) -> Iterator[Incident]:
+        gaps = dict(self._gaps())
+        for number, lived in enumerate(self._lived):
+            life = lived.life
+            if life.end is not End.FAILED:
+                continue
+            after = self._lived[number + 1] if number + 1 < len(self._lived) else None
+            parts = {Part.LOST: self._losses.get(number, 0.0), Part.DETECTION: lived.detection_s}
+            parts |= gaps.get(number, {})
+            if after is not None:
+                spent = after.parts()
+                parts |= {part: spent.get(part, 0.0) for part in (Part.START, Part.RESTORE)}
+            said = life.explanation
+            resumed = None if after is None else after.life.resumed_step
+            yield Incident(
+                at_s=lived.failed_s,
+                generation=life.generation,
+                failure="unknown" if said is None else said.failure,
+                confidence="unknown" if said is None else said.confidence,
+                rank=None if said is None else said.rank,
+                node=None if said is None else said.node,
+                why="it has left no word" if said is None else said.why,
+                proof=() if said is None else said.proof,
+                action="" if said is None else said.action,
+                because="" if said is None else said.because,
+                last_step=lived.last_step,
+                resumed_step=resumed,
+                lost_steps=max(0, lived.last_step - (resumed or 0)) if after is not None else 0,
+                parts={part: seconds for part, seconds in parts.items() if seconds > 0},
+                sources=next((each.sources for each in restores_of(after.life)), ()) if after is not None else (),
+            )
+
+    def _since(self, step: int) -> float | None:
+        """Return for how long a step has been complete; None if nobody has made it, or it was lost since."""
+        for lived in reversed(self._lived):
+            for slices in list(lived.slices.values())[:1]:
+                at_s = time_of(slices, step)
+                if at_s is not None:
+                    return self._lived[-1].ended_s - at_s
+            if step == (lived.life.resumed_step or 0):
+                return self._lived[-1].ended_s - lived.began_s
+        return None
+
+    def _hours(self) -> tuple[tuple[float, float], ...]:
+        """Return the ETTR of the hour before each of some points, as the first rank of each life tells it."""
+        steps = [piece for lived in self._lived for piece in _productive(lived)]
+        began_s, ended_s = self._lived[0].began_s, self._lived[-1].ended_s
+        count = min(_POINTS, max(1, int((ended_s - began_s) / 10)))
+        found = []
+        for number in range(1, count + 1):
+            at_s = began_s + number * (ended_s - began_s) / count
+            from_s = max(began_s, at_s - _HOUR_S)
+            productive_s = sum(share * max(0.0, min(end, at_s) - max(begin, from_s)) for begin, end, share in steps)
+            found.append((at_s, min(1.0, productive_s / (at_s - from_s)) if at_s > from_s else 0.0))
+        return tuple(found)
+
+    def _missing(self) -> Iterator[str]:
+        for lived in self._lived:
+            life, number = lived.life, lived.life.generation
+            if not life.journals:
+                yield f"generation {number} has written no journal: all of its time counts as start-up"
+                continue
+            silent = life.claim.world_size - len(life.journals)
+            if silent:
+                yield f"generation {number}: {silent} of {life.claim.world_size} ranks have written no journal"
+            torn = sum(each.torn for each in life.journals.values())
+            if torn:
+                yield f"generation {number}: {torn} lines of its journals cannot be read"
+            absent = sum(each.absent for each in life.journals.values())
+            if absent:
+                yield f"generation {number}: {absent} segments of its journals were removed, for they had become many"
+
+
+def _lived(life: Life, after: Life | None, before_s: float) -> _Lived:
+    """Return a life with its time; it begins no earlier than the one before has ended, and ends before the next one."""
+    began_s = max(life.began_s, before_s)
+    ended_s = max(life.last_word_s, began_s)
+    if after is not None:
+        ended_s = max(began_s, min(ended_s, after.began_s))
+    elif life.end is End.RUNNING:
+        ended_s = max(ended_s, min(life.seen_now, life.last_word_s))
+    failed_s = min(max(life.failed_s, began_s), ended_s) if life.end is End.FAILED else ended_s
+    slices = {rank: _from(life_of(each, until_s=failed_s), began_s) for rank, each in life.journals.items()}
+    return _Lived(life, began_s, failed_s, ended_s, slices)
+
+
+def _from(slices: Sequence[Slice], began_s: float) -> tuple[Slice, ...]:
+    """Return slices that begin when the generation does: a rank whose process came later has not begun before that."""
+    found = [each for each in slices if each.end_s > began_s]
+    if not found:
+        return ()
+    first = found[0]
+    if first.begin_s > began_s:
+        return (Slice(began_s, first.begin_s, {Part.START: first.begin_s - began_s}), *found)
+    share = (first.end_s - began_s) / (first.end_s - first.begin_s)
+    parts = {part: share * seconds for part, seconds in first.parts.items()}
+    return (Slice(began_s, first.end_s, parts, first.from_step, first.to_step), *found[1:])
+
+
+def _generation(lived: _Lived) -> GenerationTime:
+    life = lived.life
+    return GenerationTime(
+        generation=life.generation,
+        nonce=life.claim.nonce,
+        world_size=life.claim.world_size,
+        hosts=tuple(dict.fromkeys(each.header.host for each in life.journals.values())) or (life.claim.host,),
+        began_s=lived.began_s,
+        ended_s=lived.ended_s,
+        resumed_step=life.resumed_step,
+        last_step=lived.last_step,
+        kept_step=None if lived.kept_step == math.inf else int(lived.kept_step),
+        end=life.end,
+        parts=lived.parts(),
+    )
+
+
+def _productive(lived: _Lived) -> Iterator[tuple[float, float, float]]:
+    """Yield begin, end and productive share of each slice of the first rank."""
+    for slices in list(lived.slices.values())[:1]:
+        for each in slices:
+            kept = 1 - each.beyond(lived.kept_step)
+            useful_s = sum(seconds for part, seconds in each.parts.items() if part in PRODUCTIVE)
+            yield each.begin_s, each.end_s, kept * useful_s / (each.end_s - each.begin_s)
+
+
+def _promise(newest: Life, parts: Parts) -> Promise | None:
+    promised = next((each.header.sla for each in newest.journals.values() if each.header.sla is not None), None)
+    if promised is None:
+        return None
+    delivered = ettr_of(parts)
+    badput = {part: seconds for part, seconds in parts.items() if part not in PRODUCTIVE and seconds > 0}
+    largest = max(badput, key=lambda part: badput[part], default=None)
+    message = f"{100 * delivered:.1f} % of the time were productive, {100 * promised:.1f} % are promised"
+    if delivered < promised and largest is not None:
+        share = 100 * badput[largest] / sum(parts.values())
+        message += f"; the most of the rest is {largest} ({share:.1f} %): {_REMEDIES[largest]}"
+    return Promise(promised=promised, delivered=delivered, largest=largest, message=message)

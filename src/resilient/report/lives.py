@@ -1,0 +1,195 @@
+"""What the store knows of each generation of a run: who lived, what was written down, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, TypeVar
+
+from resilient import events
+from resilient.catalog.beat import Sign, read_sign
+from resilient.catalog.evidence import explain_generation, read_evidence
+from resilient.catalog.generations import newest_number, read_base, read_claim
+from resilient.catalog.hangs import read_hangs
+from resilient.catalog.journals import Journal, read_journals
+from resilient.catalog.line import Line
+from resilient.catalog.once import read_or_none
+from resilient.catalog.outcomes import read_outcome
+from resilient.catalog.parallel import each as of_each
+from resilient.clock import Clock
+from resilient.format import layout
+from resilient.format.documents import Base, Claim, Outcome
+from resilient.format.evidence import Evidence, Explanation, decode
+from resilient.format.hangs import Hang
+from resilient.policy.failures.actions import Budgets
+from resilient.policy.failures.rules import RULES
+from resilient.report.model import End
+from resilient.store.base import Store
+
+E = TypeVar("E", bound=events.Event)
+
+_SILENCE: Final = 6.0
+"""Intervals without a sign of life after which nobody is taken to live any more."""
+
+_LEAST_SILENCE_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One generation. ``base`` is None if it has ended before it had anything to continue from."""
+
+    claim: Claim
+    base: Base | None
+    journals: dict[int, Journal]
+    sign: Sign | None
+    outcome: Outcome | None = None
+    evidence: tuple[Evidence, ...] = ()
+    hangs: tuple[Hang, ...] = ()
+    explanation: Explanation | None = None
+    newest: bool = False
+    seen_now: float = field(default=0.0)
+    """When this was read, in unix seconds."""
+
+    @property
+    def generation(self) -> int:
+        return self.claim.generation
+
+    @property
+    def claimed_s(self) -> float:
+        return _unix(self.claim.created)
+
+    @property
+    def began_s(self) -> float:
+        """When its first process was started."""
+        return min([self.claimed_s, *(each.header.process_began_s for each in self.journals.values())])
+
+    @property
+    def end(self) -> End:
+        """How it has ended, by what its ranks have said, else by who has fallen silent."""
+        said = {event.how for rank in self.journals for event in self.told(events.Ended, rank)}
+        failed = self.outcome is not None or any(not each.bystander for each in self.evidence) or "failed" in said
+        if not failed and said and said <= {"done", "stopped"}:
+            return End.STOPPED if "stopped" in said else End.DONE
+        if failed or not self.newest or self._hangs_to_the_end:
+            return End.FAILED
+        return End.RUNNING if self.alive else End.UNKNOWN
+
+    @property
+    def alive(self) -> bool:
+        """Whether there was a sign of life a moment ago."""
+        if self.sign is None or self.sign.ended:
+            return False
+        return self.seen_now - _unix(self.sign.seen) < max(_LEAST_SILENCE_S, _SILENCE * self.sign.interval_s)
+
+    @property
+    def failed_s(self) -> float:
+        """When its failure began, in unix seconds: on the rank that began it, if that is known."""
+        hung = self._hung_since_s
+        if hung is not None:
+            return hung
+        first = [each for each in self.evidence if not each.bystander]
+        named = [each for each in first if self.explanation is not None and each.rank == self.explanation.rank]
+        return min((each.wall_s + (each.offset_s or 0.0) for each in named or first), default=self.last_word_s)
+
+    @property
+    def last_word_s(self) -> float:
+        """The newest sign of any of its ranks."""
+        signs = [each.last_s for each in self.journals.values() if each.last_s]
+        signs += [each.wall_s for each in self.evidence]
+        signs += [_unix(each.created) for each in self.hangs]
+        if self.sign is not None and self._owns_sign:
+            signs.append(_unix(self.sign.seen))
+        return max(signs, default=self.claimed_s)
+
+    @property
+    def resumed_step(self) -> int | None:
+        return None if self.base is None else self.base.step
+
+    def told(self, kind: type[E], rank: int) -> list[E]:
+        """Return the events of a kind that one rank has told."""
+        return [each.event for each in self.journals[rank].records if isinstance(each.event, kind)]
+
+    @property
+    def _owns_sign(self) -> bool:
+        # A launch that restarts its workers goes on with one sign of life for all their generations.
+        return self.newest or not any(self.journals.values())
+
+    @property
+    def _hangs_to_the_end(self) -> bool:
+        return self._hung_since_s is not None and not self.alive
+
+    @property
+    def _hung_since_s(self) -> float | None:
+        if not self.hangs:
+            return None
+        last = max(
+            (event.step for rank in self.journals for event in self.told(events.StepsTaken, rank)[-1:]),
+            default=0,
+        )
+        if last > max(each.step for each in self.hangs) + 1:
+            return None  # it has gone on since
+        cause = None if self.explanation is None else self.explanation.rank
+        some = next((each for each in self.hangs if each.rank == cause), None) or max(
+            self.hangs, key=lambda each: each.age_s
+        )
+        return _unix(some.created) - some.age_s
+
+
+def read_lives(store: Store, line: Line, *, clock: Clock) -> list[Life]:
+    """Return the generations of a run whose claim can be read, the oldest first.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    newest = newest_number(store)
+    now_s = clock.now().timestamp()
+    claims = [claim for claim in of_each(lambda each: read_claim(store, each), range(1, newest + 1)) if claim]
+    return [_life(store, claim, line, newest=claim is claims[-1], now_s=now_s) for claim in claims]
+
+
+def _life(store: Store, claim: Claim, line: Line, *, newest: bool, now_s: float) -> Life:
+    number = claim.generation
+    return Life(
+        claim=claim,
+        base=read_base(store, number),
+        journals=read_journals(store, number, claim.nonce),
+        sign=read_sign(store, layout.heartbeat(claim.launch)),
+        outcome=read_outcome(store, number),
+        evidence=tuple(read_evidence(store, number)),
+        hangs=read_hangs(store, number),
+        explanation=_explanation(store, number, line),
+        newest=newest,
+        seen_now=now_s,
+    )
+
+
+def _explanation(store: Store, generation: int, line: Line) -> Explanation | None:
+    """Return what was concluded of a failure, or what is to be concluded now."""
+    key = layout.explanation(generation)
+    data = read_or_none(store, key)
+    kept = None if data is None else decode(Explanation, data, key)
+    if kept is not None:
+        return kept
+    found = explain_generation(store, generation, line, rules=RULES, budgets=Budgets())
+    if found is None:
+        return None
+    verdict, decision = found.verdict, found.decision
+    return Explanation(
+        generation=generation,
+        failure=verdict.failure,
+        confidence=verdict.confidence,
+        why=verdict.why,
+        rank=verdict.rank,
+        node=verdict.node,
+        step=verdict.step,
+        proof=verdict.proof,
+        follows=verdict.follows,
+        action=decision.action,
+        because=decision.why,
+        acted=False,
+        created="",
+    )
+
+
+def _unix(created: str) -> float:
+    return datetime.fromisoformat(created).timestamp()

@@ -1,0 +1,182 @@
+"""One life of one rank, cut into slices of time without gaps: what each was spent on, and which steps it made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from resilient import events
+from resilient.catalog.journals import Journal
+from resilient.format.journal import Record
+from resilient.report.model import PRODUCTIVE, Part, Parts
+
+_LAST_SAVES = frozenset({"end", "stop"})
+"""Reasons of saves that training waits for, as it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """``parts`` sum to ``end_s - begin_s``; the steps after ``from_step`` up to ``to_step`` were made, evenly."""
+
+    begin_s: float
+    end_s: float
+    parts: Parts
+    from_step: float = 0.0
+    to_step: float = 0.0
+
+    def beyond(self, step: float) -> float:
+        """Return which share of its steps lie beyond a step; 0 if it made none."""
+        made = self.to_step - self.from_step
+        return min(1.0, max(0.0, (self.to_step - step) / made)) if made > 0 else 0.0
+
+
+def life_of(journal: Journal, *, until_s: float) -> tuple[Slice, ...]:
+    """Return the life of a rank from the start of its process until then.
+
+    What comes after the last word of the rank counts as more of the same: steps at the pace that it had, if it had
+    begun to make any.
+    """
+    cutting = _Cutting(journal, until_s)
+    for record in journal.records:
+        cutting.take(record)
+    cutting.finish()
+    return tuple(cutting.slices)
+
+
+def sum_of(slices: Iterable[Slice]) -> dict[Part, float]:
+    """Return the seconds of some slices, by part."""
+    total: dict[Part, float] = {}
+    for each in slices:
+        for part, seconds in each.parts.items():
+            total[part] = total.get(part, 0.0) + seconds
+    return total
+
+
+def lost_of(slices: Iterable[Slice], kept_step: float) -> dict[Part, float]:
+    """Return the seconds that made steps beyond the one that was kept, by the part which they were."""
+    total: dict[Part, float] = {}
+    for each in slices:
+        share = each.beyond(kept_step)
+        for part, seconds in each.parts.items() if share else ():
+            if part in PRODUCTIVE:
+                total[part] = total.get(part, 0.0) + share * seconds
+    return total
+
+
+def time_of(slices: Sequence[Slice], step: float) -> float | None:
+    """Return when a step was complete, in unix seconds; None if it was not made here."""
+    for each in slices:
+        if each.from_step < step <= each.to_step:
+            return each.end_s - each.beyond(step) * (each.end_s - each.begin_s)
+    return None
+
+
+class _Cutting:
+    """Cuts one slice after another; ``at_s`` and ``step`` are where the last one ended."""
+
+    def __init__(self, journal: Journal, until_s: float) -> None:
+        self.slices: list[Slice] = []
+        self.until_s = until_s
+        self.at_s = min(journal.header.process_began_s, until_s)
+        self.step = 0.0
+        self.turns = 0
+        self.ending = False
+        self._usual_s = _usual_step_s(journal)
+        self._waiting = _exchange_share(journal)
+        self._pace: dict[Part, float] = {}
+
+    def take(self, record: Record) -> None:
+        """Cut off what a record tells of."""
+        match record.event:
+            case events.GenerationStarted(resumed_step=resumed):
+                self.step = float(resumed or 0)
+            case events.Restored(duration_s=duration_s):
+                self._rest_until(record.at_s - duration_s)
+                self._cut(record.at_s, {Part.RESTORE: math.inf})
+            case events.StepsTaken() as taken:
+                self._steps(taken, taken.ended_s or record.at_s)
+            case events.SaveStarted(reason=reason, stall_s=stall_s) if reason in _LAST_SAVES:
+                self._rest_until(record.at_s - stall_s)
+                self.ending = True
+            case events.Ended(step=step):
+                if step > self.step and self._pace:  # the turn in which the loop was left
+                    self._cut(record.at_s, self._pace, float(step))
+                self._rest_until(record.at_s)
+                self.ending = True
+            case _:
+                pass
+
+    def finish(self) -> None:
+        """Cut off the rest."""
+        if self.turns and not self.ending and self._usual_s > 0:
+            left_s = max(0.0, self.until_s - self.at_s)
+            pace = sum(self._pace.values())
+            parts = {part: left_s * seconds / pace for part, seconds in self._pace.items()} if pace else {}
+            self._cut(self.until_s, parts or {Part.COMPUTE: math.inf}, self.step + left_s / self._usual_s)
+        else:
+            self._rest_until(self.until_s)
+
+    def _steps(self, taken: events.StepsTaken, ended_s: float) -> None:
+        first = not self.turns
+        if first:
+            self._rest_until(ended_s - taken.turn_s - taken.save_s)
+        self.turns += taken.steps
+        spent_s = max(0.0, min(ended_s, self.until_s) - self.at_s)
+        save_s = min(taken.save_s, spent_s)
+        turn_s = min(taken.turn_s, spent_s - save_s)
+        # The first steps compile, allocate and connect: what they take beyond the usual is part of the start.
+        excess_s = max(0.0, turn_s - taken.steps * self._usual_s) if first and self._usual_s else 0.0
+        data_s = min(taken.data_s, turn_s - excess_s)
+        work_s = turn_s - excess_s - data_s
+        parts = {
+            Part.SAVE: save_s,
+            Part.START: excess_s,
+            Part.DATA: data_s,
+            Part.EXCHANGE: self._waiting * work_s,
+            Part.COMPUTE: (1 - self._waiting) * work_s,
+            Part.OUTSIDE: spent_s - save_s - turn_s,
+        }
+        if not first or not excess_s:
+            self._pace = parts
+        self._cut(ended_s, parts, float(taken.step))
+
+    def _rest_until(self, at_s: float) -> None:
+        """What nothing tells of: before the first step a start, after the last one the end of it all."""
+        part = Part.START if not self.turns else Part.SAVE if self.ending else Part.OUTSIDE
+        self._cut(at_s, {part: math.inf})
+
+    def _cut(self, end_s: float, parts: Parts, to_step: float | None = None) -> None:
+        """Cut a slice off; a part of infinity gets all of it."""
+        end_s = min(max(end_s, self.at_s), self.until_s)
+        duration_s = end_s - self.at_s
+        to_step = self.step if to_step is None else to_step
+        if duration_s > 0:
+            known = {part: min(seconds, duration_s) for part, seconds in parts.items() if seconds > 0}
+            known = known or {Part.OUTSIDE: duration_s}
+            scale = duration_s / sum(known.values())
+            scaled = {part: scale * seconds for part, seconds in known.items()}
+            self.slices.append(Slice(self.at_s, end_s, scaled, min(self.step, to_step), to_step))
+        self.at_s, self.step = end_s, to_step
+
+
+def _usual_step_s(journal: Journal) -> float:
+    """Return how long a step usually takes, from the later reports if there are any; 0 if nobody has said."""
+    taken = [each.event for each in journal.records if isinstance(each.event, events.StepsTaken)]
+    found = [each.turn_s / each.steps for each in taken[1:] or taken if each.steps]
+    return median(found) if found else 0.0
+
+
+def _exchange_share(journal: Journal) -> float:
+    """Return the share of a step without its wait for data that is waiting for the exchange, by the newest pictures."""
+    shares = [
+        each.event.exchange_s / busy_s
+        for each in journal.records
+        if isinstance(each.event, events.StepPicture) and (busy_s := _busy_s(each.event)) > 0
+    ]
+    return min(1.0, max(0.0, median(shares))) if shares else 0.0
+
+
+def _busy_s(picture: events.StepPicture) -> float:
+    return picture.compute_s + picture.exchange_s + picture.optimizer_s

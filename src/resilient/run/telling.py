@@ -1,0 +1,223 @@
+"""Writing down what happens on this rank, beside the checkpoints, while training goes on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from resilient import events
+from resilient.catalog.journals import remove_old_records
+from resilient.catalog.process import host
+from resilient.clock import Clock
+from resilient.config import Settings
+from resilient.errors import ResilientError
+from resilient.format import layout
+from resilient.format.journal import Header
+from resilient.observe.journal import Journal
+from resilient.run.opening import Opened
+from resilient.run.promised import Promised
+from resilient.run.sections import Spent
+from resilient.run.stopped import Stopped
+from resilient.store.base import Store
+from resilient.store.retrying import Retrying
+
+_IMPORTANT: Final = (
+    events.GenerationStarted,
+    events.Restored,
+    events.SaveFailed,
+    events.HangFound,
+    events.FailureExplained,
+    events.NumericFault,
+    events.ReplicaDiffers,
+    events.StopAsked,
+    events.Stopped,
+    events.Ended,
+)
+"""What is written down within a second; the rest waits for the next time."""
+
+_SOON_S: Final = 1.0
+_FEW_RANKS: Final = 64
+"""From so many ranks on, those but rank 0 write so much less often that all together write as often as these."""
+
+_AGING: Final = 1e-3
+"""Of the age of a life: steps are told no more often than that, so that months make no more lines than days do."""
+
+_LAST_S: Final = 10.0
+_SAVING: Final = (events.SaveStarted, events.SaveFenced)
+
+
+class Stepping(Protocol):
+    """What counts steps: a run."""
+
+    @property
+    def step(self) -> int: ...
+
+
+class Telling:
+    """A thread that writes the journal of one life of this rank. A store that is away costs training nothing."""
+
+    def __init__(self, opened: Opened, settings: Settings, *, bus: events.Bus, clock: Clock) -> None:
+        self._opened = opened
+        self._bus = bus
+        self._clock = clock
+        self._rank = opened.peers.rank
+        scale = 1.0 if self._rank == 0 else max(1.0, opened.peers.world_size / _FEW_RANKS)
+        self._every_s = scale * settings.journal_every_s
+        self._journal = Journal(clock, important=lambda event: isinstance(event, _IMPORTANT))
+        self._header = _header(opened, settings, clock)
+        self._store = _hasty(opened.store, self._every_s)
+        self._promised = Promised(opened, settings, bus=bus, clock=clock)
+        self._saved_s, self._told_saved_s = 0.0, 0.0
+        self._told = Spent()
+        self._counted_s = self._began_s = clock.monotonic()
+        self._counting = threading.Lock()
+        self._failing = False
+        self._ended = threading.Event()
+        self._unsubscribe: Callable[[], None] = _nothing
+        self._thread = threading.Thread(target=self._run, name="resilient-journal", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Write down from now on."""
+        self._unsubscribe = self._bus.subscribe(self._take)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write down what is left, for 10 seconds at most."""
+        self._ended.set()
+        self._journal.wake.set()
+        self._thread.join(_LAST_S)
+        self._unsubscribe()
+
+    @contextmanager
+    def following(self, run: Stepping) -> Iterator[None]:
+        """Note how a training function is left, and with which step."""
+        try:
+            yield
+        except Stopped:
+            self._end(run.step, "stopped", "")
+            raise
+        except BaseException as error:
+            planned = isinstance(error, SystemExit) and error.code in (None, 0)
+            self._end(run.step, "done" if planned else "failed", "" if planned else f"{type(error).__name__}: {error}")
+            raise
+        self._end(run.step, "done", "")
+
+    def _end(self, step: int, how: str, error: str) -> None:
+        self._count()
+        self._bus.emit(events.Ended(rank=self._rank, step=step, how=how, error=error[:1000]))
+
+    def _take(self, event: events.Event) -> None:
+        if isinstance(event, events.SaveStarted):
+            self._saved_s += event.stall_s
+        elif isinstance(event, events.SaveFenced):
+            self._saved_s += event.waited_s
+        self._journal(event)
+
+    def _count(self) -> None:
+        """Say what steps were taken since this was last said, unless there was none."""
+        with self._counting:
+            spent, saved_s = self._opened.counter.spent, self._saved_s
+            before, self._told = self._told, spent
+            if spent.turns == before.turns:
+                return
+            self._counted_s = self._clock.monotonic()
+            save_s, self._told_saved_s = saved_s - self._told_saved_s, saved_s
+        self._bus.emit(
+            events.StepsTaken(
+                rank=self._rank,
+                step=spent.step,
+                steps=spent.turns - before.turns,
+                turn_s=spent.turn_s - before.turn_s,
+                data_s=spent.data_s - before.data_s,
+                save_s=save_s,
+                ended_s=self._clock.now().timestamp() - (self._clock.monotonic() - spent.ended_s),
+            )
+        )
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            if self._rank == 0:
+                with suppress(ResilientError):  # the next life removes what stays
+                    remove_old_records(self._opened.store)
+            while not self._ended.is_set():
+                if self._journal.wake.wait(self._every_s):
+                    self._ended.wait(_SOON_S)  # what comes together is written together
+                self._write()
+                self._promised.look(self._began_s)
+            self._write()
+        except Exception as error:  # noqa: BLE001 -- thread main: training goes on without a journal
+            self._notice(f"nothing more is written down of this run: {type(error).__name__}: {error}")
+
+    def _write(self) -> None:
+        self._journal.wake.clear()
+        now_s = self._clock.monotonic()
+        if self._ended.is_set() or now_s - self._counted_s >= _AGING * (now_s - self._began_s):
+            self._count()
+        try:
+            self._journal.write(self._header, self._put, self._delete)
+        except ResilientError as error:
+            if not self._failing:
+                self._notice(f"what happens is kept in memory for now, the store does not take it: {error}")
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _put(self, stream: str, number: int, data: bytes) -> None:
+        self._store.put(self._key(stream, number), [data])
+
+    def _delete(self, stream: str, number: int) -> None:
+        self._store.delete(self._key(stream, number))
+
+    def _key(self, stream: str, number: int) -> str:
+        claim = self._opened.claim
+        return layout.journal(claim.generation, claim.nonce, self._rank, stream, number)
+
+    def _notice(self, message: str) -> None:
+        self._bus.emit(events.Notice(rank=self._rank, message=message))
+
+
+def _nothing() -> None:
+    return None
+
+
+def _hasty(store: Store, within_s: float) -> Store:
+    """Return a store that gives up soon: the next try writes the same, and more."""
+    return store.within(within_s) if isinstance(store, Retrying) else store
+
+
+def _header(opened: Opened, settings: Settings, clock: Clock) -> Header:
+    claim = opened.claim
+    now_s = clock.now().timestamp()
+    return Header(
+        run_id=opened.run_id,
+        generation=claim.generation,
+        nonce=claim.nonce,
+        launch=claim.launch,
+        rank=opened.peers.rank,
+        world_size=opened.peers.world_size,
+        host=host(),
+        pid=os.getpid(),
+        process_began_s=now_s - _age_s(),
+        began_s=now_s,
+        sla=settings.sla,
+    )
+
+
+def _age_s() -> float:
+    """Return for how long this process exists; 0 where the kernel does not say."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up_s = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(0.0, up_s - ticks / os.sysconf("SC_CLK_TCK"))
