@@ -10,10 +10,10 @@ PYTEST := mkdir -p build && $(BIN)/pytest --basetemp=build/tests
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint proof bench docs clean
+.PHONY: help venv demo test test-system lint proof bench docs clean
 
 help: ## show these lines
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 venv: $(READY) ## .venv with everything that tests need; TORCH_INDEX=URL for another torch build (CPU only, CUDA, ROCm)
 
@@ -35,6 +35,10 @@ test: lint ## all checks and all tests, proofs with small counts
 	@mkdir -p build/tmp
 	$(if $(CONTRACT),TMPDIR=$(CURDIR)/build/tmp $(BIN)/python $(CONTRACT))
 	$(PYTEST) -n $(JOBS)
+
+test-system: $(READY) ## the report in a real browser; installs Debian's chromium (as root) where there is none; screenshots in build/report
+	@command -v chromium >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends chromium; }
+	$(PYTEST) tests/report
 
 lint: $(READY) ## ruff, mypy, import-linter
 	$(BIN)/ruff check
