@@ -244,35 +244,51 @@ def test_errors_say_in_which_section_they_were(tmp_path: Path) -> None:
     assert HANG_AT > 0
 
 
-@pytest.mark.timeout(600)
-def test_who_waits_for_a_rank_that_is_within_its_own_time_is_not_ended(tmp_path: Path) -> None:
+EVALUATES = """
+import sys, time, resilient, torch
+how = {'on_hang': 'restart', 'watch_every_s': 0.25, 'hang_floor_s': 1, 'hang_after_s': float(sys.argv[2])}
+@resilient.train(sys.argv[1], every=50, **how)
+def main(run):
+    state = {'weight': torch.zeros(10)}
+    run.track(state=state)
+    for _ in run.steps(range(700), total=700):
+        if run.step == 600 and run.rank == 0:
+            with run.section('eval'):
+                time.sleep(float(sys.argv[3]))
+        torch.distributed.barrier()
+        state['weight'] += 1
+    print('DONE', flush=True)
+main()
+"""
+
+
+def evaluates(tmp_path: Path, *, hang_after_s: float, takes_s: float) -> subprocess.CompletedProcess[str]:
+    """Train on two ranks, one of which evaluates once; of its section nothing is learned, of the other's steps much."""
     program = tmp_path / "program.py"
-    program.write_text(
-        "import sys, time, resilient, torch\n"
-        "how = {'on_hang': 'restart', 'watch_every_s': 0.25, 'hang_floor_s': 1, 'hang_after_s': 30}\n"
-        "@resilient.train(sys.argv[1], every=50, **how)\n"
-        "def main(run):\n"
-        "    state = {'weight': torch.zeros(10)}\n"
-        "    run.track(state=state)\n"
-        "    for _ in run.steps(range(700), total=700):\n"
-        "        if run.step == 600 and run.rank == 0:\n"
-        "            with run.section('eval'):\n"
-        "                time.sleep(8)\n"
-        "        torch.distributed.barrier()\n"
-        "        state['weight'] += 1\n"
-        "    print('DONE', flush=True)\n"
-        "main()\n"
-    )
+    program.write_text(EVALUATES)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=0"]
     ended = subprocess.run(
-        [*command, str(program), str(tmp_path / "run")],
+        [*command, str(program), str(tmp_path / "run"), str(hang_after_s), str(takes_s)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=300,
         check=False,
     )
+    assert "rank 0 hangs in eval (all others wait for it)" in ended.stderr, "else nothing was to be decided"
+    return ended
+
+
+@pytest.mark.timeout(600)
+def test_who_waits_for_a_rank_that_is_within_its_own_time_is_not_ended(tmp_path: Path) -> None:
+    ended = evaluates(tmp_path, hang_after_s=30, takes_s=8)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("DONE") == 2
-    assert "rank 0 hangs in eval (all others wait for it)" in ended.stderr, "else nothing was to be decided"
     assert read_hangs(LocalStore(tmp_path / "run"), 1) == (), "what is over explains no later end"
+
+
+@pytest.mark.timeout(600)
+def test_a_rank_that_others_have_reported_first_is_ended_when_its_own_time_is_over(tmp_path: Path) -> None:
+    ended = evaluates(tmp_path, hang_after_s=6, takes_s=600)
+    assert ended.returncode == 1
+    assert "rank 0 is ended: it hangs" in ended.stderr

@@ -63,7 +63,9 @@ class Reporting:
         with self._alone():
             told = self._told()
             if told.marks.get(str(self._task.rank)) == mark and told.hung is not None:
-                hung = msgspec.structs.replace(told.hung, covered=True, **_own(overdue))
+                # Who reported it may wait for this rank: that this one waits as well would keep all of them for ever.
+                waits = told.hung.waits and told.hung.cause != self._task.rank
+                hung = msgspec.structs.replace(told.hung, covered=True, waits=waits, **_own(overdue))
                 return hung, []
             hangs = take_all(self._task, socket.gethostname(), self._task.rank, self._clock)
             verdict, kept = self._judge(hangs)
