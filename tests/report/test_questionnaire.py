@@ -231,7 +231,7 @@ CASES: Final = (
             ("job: 0 s", "650"),
             ("55.4 %", "22 min 10 s of 40 min"),
             ("start-up", "15 min 50 s"),
-            ("Start faster",),
+            ("mend what the traceback shows",),
         ),
     ),
     Case(
@@ -250,7 +250,7 @@ CASES: Final = (
             ("nothing has failed",),
             ("nothing",),
             ("nothing has failed",),
-            ("not recorded",),
+            ("nothing", "the run is complete"),
             ("98.6 %", "promise kept", "95.0 %"),
             ("save stall", "1 min 20 s"),
             ("Save less often",),
@@ -321,7 +321,7 @@ CASES: Final = (
             ("job: 5 min", "150"),
             ("66.7 %", "10 min of 15 min", "promise missed"),
             ("detection", "4 min 20 s"),
-            ("Notice failures sooner",),
+            ("look at the stacks",),
         ),
     ),
 )

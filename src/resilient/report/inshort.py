@@ -70,7 +70,7 @@ def _cost(ledger: Ledger, last: Incident) -> str:
 
 def _stakes(ledger: Ledger) -> str:
     if not ledger.stakes:
-        return "not recorded"
+        return words.no_stake(ledger)
     return "; ".join(f"with {each.what}: {words.stake(each)}" for each in ledger.stakes)
 
 

@@ -76,6 +76,13 @@ def _header(ledger: Ledger, name: str) -> Html:
     )
 
 
+def _lost_with_job(ledger: Ledger) -> str:
+    job = next((one for one in ledger.stakes if one.what == "the job"), None)
+    if job is None:
+        return words.no_stake(ledger).partition(":")[0]
+    return "all" if job.lost_s is None else duration(job.lost_s)
+
+
 def _headline(ledger: Ledger) -> Html:
     cost_s = sum(one.cost_s for one in ledger.incidents)
     saved = words.saved_step(ledger)
@@ -88,7 +95,7 @@ def _headline(ledger: Ledger) -> Html:
         ("Last saved step", "none" if saved is None else number(saved), f"of {number(ledger.step)}"),
         (
             "Lost if the job ended now",
-            "not recorded" if job is None else "all" if job.lost_s is None else duration(job.lost_s),
+            _lost_with_job(ledger),
             "" if job is None or job.step is None else f"steps since {number(job.step)}",
         ),
     ]
@@ -140,7 +147,7 @@ def _steps(ledger: Ledger) -> Child:
 
 def _stakes(ledger: Ledger) -> Child:
     if not ledger.stakes:
-        return el("p", "What would be lost now is not recorded.")
+        return el("p", f"What would be lost now: {words.no_stake(ledger)}.")
     rows = [el("div", el("dt", f"With {one.what}"), el("dd", words.stake(one))) for one in ledger.stakes]
     return el("dl", rows, class_="questions")
 

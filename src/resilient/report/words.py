@@ -210,7 +210,9 @@ def advice(ledger: Ledger) -> tuple[str, ...]:
         if seconds / wall_s >= _WORTH:
             took = f"{part} took {duration(seconds)}, {percent(seconds / wall_s)} of the time"
             found.append(f"{_ADVICE[part]} ({took}).{_detail(ledger, part)}")
-    found += _repeated(ledger)
+    mending = _mending(ledger)
+    # A job that is down gains nothing by anything else before that.
+    found = [*mending, *found, *_repeated(ledger)] if _is_down(ledger) else [*found, *_repeated(ledger), *mending]
     found += _waits(ledger)
     if not found:
         return (f"Nothing: {percent(ledger.ettr)} of the time went into steps that were kept.",)
@@ -249,16 +251,28 @@ def _repeated(ledger: Ledger) -> list[str]:
         for incident in ledger.incidents
         if incident.node is not None and about(incident.failure).owner is not Owner.USER
     )
-    found = [
+    return [
         f"Have node {one_line(node, most=80)} examined (`resilient check`): {count(times, 'failure')} began there."
         for node, times in nodes.most_common(2)
         if times > 1
     ]
+
+
+def _mending(ledger: Ledger) -> list[str]:
     last = ledger.incidents[-1] if ledger.incidents else None
-    if last is not None and last.failure != FailureClass.UNKNOWN:
-        remedy = about(last.failure).remedy
-        found.append(f"After the last failure, {failure(last)}: {remedy}.")
-    return found
+    if last is None or last.failure == FailureClass.UNKNOWN:
+        return []
+    return [f"After the last failure, {failure(last)}: {about(last.failure).remedy}."]
+
+
+def _is_down(ledger: Ledger) -> bool:
+    return bool(ledger.generations) and ledger.generations[-1].end is End.FAILED
+
+
+def no_stake(ledger: Ledger) -> str:
+    """Say why an account knows nothing of what would be lost now."""
+    complete = ledger.generations and ledger.generations[-1].end is End.DONE
+    return "nothing: the run is complete" if complete else "not recorded"
 
 
 def _waits(ledger: Ledger) -> list[str]:
