@@ -292,3 +292,5 @@ def test_a_rank_that_others_have_reported_first_is_ended_when_its_own_time_is_ov
     ended = evaluates(tmp_path, hang_after_s=6, takes_s=600)
     assert ended.returncode == 1
     assert "rank 0 is ended: it hangs" in ended.stderr
+    hangs = read_hangs(LocalStore(tmp_path / "run"), 1)
+    assert {each.rank for each in hangs} == {0, 1}, "that the other rank went on, into an error, takes nothing back"

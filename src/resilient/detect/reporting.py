@@ -14,6 +14,7 @@ import msgspec
 
 from resilient.catalog.standing import standing
 from resilient.clock import Clock, Deadline
+from resilient.detect import proc
 from resilient.detect.page import PageView
 from resilient.detect.standing import take_all
 from resilient.detect.words import PAGE, Hung, Task
@@ -21,6 +22,8 @@ from resilient.format.hangs import Hang
 from resilient.policy.progress import HangVerdict, Overdue, Standing, first_cause
 
 _REPORTED: Final = "reported"
+_ENDED: Final = "ended"
+_GONE: Final = ("", "Z", "X")
 _ELSEWHERE_S: Final = 10.0
 """For how long the records of other nodes are waited for: their ranks hang as well, and are found about then."""
 
@@ -38,10 +41,20 @@ class Reporting:
         self._folder = Path(task.folder)
         self._kept: list[Hang] = []
 
+    def note_end(self) -> None:
+        """Let nobody on this node take back what is kept of a hang: a rank is ended because of it."""
+        with suppress(OSError):  # the others then see that its process is gone
+            (self._folder / _ENDED).touch()
+
     def withdraw(self) -> None:
-        """Take back what is kept of a hang that is over: it would explain a later end of the generation."""
+        """Take back what is kept of a hang that is over: it would explain a later end of the generation.
+
+        But not if it is over because a rank was ended, by a watcher or by a person: then it explains that very end.
+        """
         kept, self._kept = self._kept, []
         if not kept or self._task.url is None:
+            return
+        if (self._folder / _ENDED).exists() or any(proc.state(each.pid) in _GONE for each in kept):
             return
         from resilient.catalog.hangs import remove_hang  # noqa: PLC0415 -- as in `_keep`
         from resilient.store.open import open_store  # noqa: PLC0415

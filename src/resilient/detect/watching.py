@@ -123,6 +123,7 @@ class Watching:
         """End the rank, unless it has gone on meanwhile; its agent then starts all of them anew."""
         if self._page.glance().mark != mark:
             return
+        self._reporting.note_end()
         self._say(Ended(section=hung.section, step=hung.step))
         self._print(f"rank {self._task.rank} is ended: it hangs, and on_hang says to restart")
         with suppress(ProcessLookupError):
