@@ -38,7 +38,9 @@ def test_cards_and_ports_of_rdma_count_and_the_loopback_is_apart(tmp_path: Path)
     port(tmp_path, "mlx5_0", words=10, rate="400 Gb/sec (4X NDR)")
     links = open_links(tmp_path)
     assert [link.name for link in links] == ["eth0", "eth1", "mlx5_0/1", "lo"]
-    assert [link.read() for link in links] == [(7, 8), (7, 8), (40, 80), (5, 5)], "ports count in words of four bytes"
+    assert [link.traffic(link.read()) for link in links] == [(7, 8), (7, 8), (40, 80), (5, 5)], (
+        "ports count in words of four bytes"
+    )
     assert [link.capable for link in links] == [25e9 / 8, 25e9 / 8, 400e9 / 8, None]
     for link in links:
         link.close()
@@ -58,7 +60,7 @@ def test_counters_that_cannot_be_read_tell_nothing(tmp_path: Path) -> None:
     folder = card(tmp_path, "eth0", sent=3)
     (link,) = open_links(tmp_path)
     (folder / "statistics/tx_bytes").write_text("")
-    assert link.read() == (None, 0)
+    assert link.traffic(link.read()) == (None, 0)
     link.close()
 
 
@@ -67,16 +69,16 @@ def test_processors_are_as_busy_as_ticks_say(tmp_path: Path) -> None:
     stat.parent.mkdir()
     stat.write_text("cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 2 3\n")
     processors = Processors(tmp_path)
-    assert processors.busy() is None, "there is nothing to compare with"
-    assert processors.busy() is None, "no tick has passed"
+    assert processors.busy(processors.read()) is None, "there is nothing to compare with"
+    assert processors.busy(processors.read()) is None, "no tick has passed"
     stat.write_text("cpu  150 0 110 720 120 0 0 0 30 0\ncpu0 1 2 3\n")  # guest time is in user time already
-    assert processors.busy() == pytest.approx(60 / 100)
+    assert processors.busy(processors.read()) == pytest.approx(60 / 100)
     processors.close()
 
 
 def test_this_machine_can_be_read() -> None:
     links = open_links(Path("/"))
     for link in links:
-        assert None not in link.read(), link.name
+        assert None not in link.traffic(link.read()), link.name
         link.close()
     Processors(Path("/")).close()

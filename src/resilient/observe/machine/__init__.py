@@ -1,0 +1,1 @@
+"""What a machine does while it trains: processors, links, accelerators."""
