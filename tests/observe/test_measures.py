@@ -74,7 +74,7 @@ def test_one_life_in_numbers() -> None:
     assert values["resilient_save_fence_seconds_total", ()] == 0.25
     # Ten turns before there is a picture count as computing, the ten after it by halves, as the picture says.
     spent = {part: values["resilient_time_seconds_total", (part,)] for part in (COMPUTE, EXCHANGE, DATA, SAVE)}
-    assert spent == {COMPUTE: 7.0 + 3.5, EXCHANGE: 3.5, DATA: 4.0, SAVE: 2.0}
+    assert spent == {COMPUTE: 8.0 + 4.0, EXCHANGE: 4.0, DATA: 4.0, SAVE: 2.0}, "turns do not contain saves"
     assert values["resilient_step_part_seconds", ("exchange",)] == 0.35
     assert {what: values["resilient_at_stake_steps", (what,)] for what in ("process", "node", "job")} == {
         "process": 10,

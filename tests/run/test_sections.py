@@ -11,7 +11,7 @@ import torch
 
 import resilient
 from resilient.detect.page import Owner, Page, PageView
-from resilient.run.sections import NoMarks, Sections, Turn
+from resilient.run.sections import Counter, NoMarks, Sections, Turn
 from resilient.run.session import Run
 from resilient.run.watch_compute import Compute
 from resilient.run.watch_stragglers import medians_of
@@ -53,6 +53,19 @@ def test_turns_are_timed_by_what_they_wait_for_and_saves_are_no_part_of_a_step(t
     assert turns[-8:] == [Turn(0.25, None, 2.25)] * 8
     assert sections.take() == []
     assert view.seen()["step"].longest_s == 2.0
+
+
+def test_without_anybody_who_watches_the_times_are_the_same() -> None:
+    clock = HandClock()
+    counter = Counter(clock)
+    sections = Sections(NoMarks(clock), counter)
+    for _ in sections.turns(lambda: iter(range(3)), lambda: 7):
+        clock.sleep(2.0)
+        with sections.within("save"):
+            clock.sleep(4.0)
+            with sections.within("eval"):
+                clock.sleep(8.0)
+    assert (counter.spent.turns, counter.spent.step, counter.spent.turn_s) == (3, 7, 6.0)
 
 
 def test_the_first_steps_of_a_life_are_not_what_others_are_measured_by(tmp_path: Path) -> None:

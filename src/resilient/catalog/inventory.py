@@ -125,6 +125,7 @@ class _Kinds:
         attempt = _attempt(key)
         if attempt is None:
             ours = key == layout.RUN or key.startswith((layout.GENERATIONS, layout.CONTROL))
+            ours = ours or layout.parse_journal(key) is not None
             return RUN if ours else UNKNOWN
         if attempt in self._counts:
             return COMMITTED

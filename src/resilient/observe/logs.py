@@ -78,6 +78,7 @@ def _describe(event: events.Event) -> tuple[int, str]:
             | events.Refused()
             | events.FailureExplained()
             | events.StragglerFound()
+            | events.ShareMissed()
         ):
             return logging.WARNING, _describe_judgement(event)
         case events.SaveCommitted() | events.SaveFailed() | events.SaveSkipped() | events.StateUnchanged():
@@ -194,9 +195,16 @@ def _since(step: int | None, source: str) -> str:
 
 
 def _describe_judgement(
-    event: events.Demoted | events.Reinstated | events.Refused | events.FailureExplained | events.StragglerFound,
+    event: events.Demoted
+    | events.Reinstated
+    | events.Refused
+    | events.FailureExplained
+    | events.StragglerFound
+    | events.ShareMissed,
 ) -> str:
     match event:
+        case events.ShareMissed():
+            return event.message
         case events.FailureExplained():
             return _describe_failure(event)
         case events.StragglerFound():

@@ -118,7 +118,7 @@ class Measures:
         self._add("resilient_steps_total", event.steps)
         if event.steps:
             self._set("resilient_step_seconds", event.turn_s / event.steps)
-        rest_s = max(0.0, event.turn_s - event.data_s - event.save_s)
+        rest_s = max(0.0, event.turn_s - event.data_s)
         exchange_s = self._exchange_share * rest_s
         parts = (COMPUTE, rest_s - exchange_s), (EXCHANGE, exchange_s), (DATA, event.data_s), (SAVE, event.save_s)
         for part, spent_s in parts:

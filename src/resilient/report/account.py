@@ -28,7 +28,7 @@ from resilient.report.model import (
     ettr_of,
 )
 from resilient.report.series import machines_of, notes_of, pictures_of, restores_of, saves_of, sentence_of, stakes_of
-from resilient.report.slices import Slice, life_of, lost_of, sum_of, time_of
+from resilient.report.slices import Slice, life_of, lost_of, reached_s, sum_of, time_of
 from resilient.store.base import Store
 
 _POINTS: Final = 240
@@ -127,7 +127,7 @@ class _Account:
         self._lived: list[_Lived] = []
         for number, life in enumerate(lives):
             after = lives[number + 1] if number + 1 < len(lives) else None
-            self._lived.append(_lived(life, after, self._lived[-1].ended_s if self._lived else 0.0))
+            self._lived.append(_lived(life, after, self._lived[-1] if self._lived else None))
         self._losses = self._lose()
 
     def ledger(self, store: Store, run_id: str, line: Line) -> Ledger:
@@ -251,24 +251,37 @@ class _Account:
                 yield f"generation {number}: {absent} segments of its journals were removed, for they had become many"
 
 
-def _lived(life: Life, after: Life | None, before_s: float) -> _Lived:
+def _lived(life: Life, after: Life | None, before: _Lived | None) -> _Lived:
     """Return a life with its time; it begins no earlier than the one before has ended, and ends before the next one."""
-    began_s = max(life.began_s, before_s)
-    ended_s = max(life.last_word_s, began_s)
+    began_s = life.began_s
+    if before is not None:
+        began_s = life.entered_s if life.shares_a_process_with(before.life) else began_s
+        began_s = max(began_s, before.ended_s)
+    failed_s = life.failed_s if life.end is End.FAILED else life.last_word_s
+    if life.left_no_word and after is not None:
+        failed_s = max(failed_s, _made_s(life, after))
+    ended_s = max(life.last_word_s, failed_s, began_s)
     if after is not None:
-        ended_s = max(began_s, min(ended_s, after.began_s))
-    elif life.end is End.RUNNING:
-        ended_s = max(ended_s, min(life.seen_now, life.last_word_s))
-    failed_s = min(max(life.failed_s, began_s), ended_s) if life.end is End.FAILED else ended_s
-    slices = {rank: _from(life_of(each, until_s=failed_s), began_s) for rank, each in life.journals.items()}
+        begins_s = after.entered_s if after.shares_a_process_with(life) else after.began_s
+        ended_s = max(began_s, min(ended_s, begins_s))
+    failed_s = min(max(failed_s, began_s), ended_s) if life.end is End.FAILED else ended_s
+    slices = {rank: _from(life_of(each, until_s=failed_s), began_s, failed_s) for rank, each in life.journals.items()}
     return _Lived(life, began_s, failed_s, ended_s, slices)
 
 
-def _from(slices: Sequence[Slice], began_s: float) -> tuple[Slice, ...]:
+def _made_s(life: Life, after: Life) -> float:
+    """Return when the step was complete, at the usual pace, from which the next life has gone on: it lived so long."""
+    base = after.base
+    if base is None or base.step is None or base.base_generation != life.generation:
+        return 0.0
+    return max((reached_s(journal, base.step) for journal in life.journals.values()), default=0.0)
+
+
+def _from(slices: Sequence[Slice], began_s: float, until_s: float) -> tuple[Slice, ...]:
     """Return slices that begin when the generation does: a rank whose process came later has not begun before that."""
     found = [each for each in slices if each.end_s > began_s]
     if not found:
-        return ()
+        return (Slice(began_s, until_s, {Part.START: until_s - began_s}),) if until_s > began_s else ()
     first = found[0]
     if first.begin_s > began_s:
         return (Slice(began_s, first.begin_s, {Part.START: first.begin_s - began_s}), *found)

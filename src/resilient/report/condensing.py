@@ -19,6 +19,7 @@ WANTED: Final = frozenset(
     name_of(kind)
     for kind in (
         events.GenerationStarted,
+        events.RestoreStarted,
         events.Restored,
         events.StepsTaken,
         events.StepPicture,

@@ -23,6 +23,7 @@ from resilient.format.evidence import Evidence, Explanation, decode
 from resilient.format.hangs import Hang
 from resilient.policy.failures.actions import Budgets
 from resilient.policy.failures.rules import RULES
+from resilient.report.condensing import WANTED, condensed, most_reports
 from resilient.report.model import End
 from resilient.store.base import Store
 
@@ -32,6 +33,9 @@ _SILENCE: Final = 6.0
 """Intervals without a sign of life after which nobody is taken to live any more."""
 
 _LEAST_SILENCE_S: Final = 30.0
+
+_SAME_S: Final = 1.0
+"""Between two measurements of when one process began: the kernel counts in ticks, and clocks are set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,24 @@ class Life:
     def began_s(self) -> float:
         """When its first process was started."""
         return min([self.claimed_s, *(each.header.process_began_s for each in self.journals.values())])
+
+    @property
+    def entered_s(self) -> float:
+        """When its training function was about to be entered, by processes that have lived before it."""
+        return min([self.claimed_s, *(each.header.began_s for each in self.journals.values())])
+
+    @property
+    def left_no_word(self) -> bool:
+        """Whether nobody has said when or how it failed: all its processes were ended at once."""
+        return not self.hangs and all(each.bystander for each in self.evidence)
+
+    def shares_a_process_with(self, other: Life) -> bool:
+        """Say whether one process has lived through both, as a program does that trains twice."""
+        mine, theirs = (
+            {(each.header.host, each.header.pid): each.header.process_began_s for each in life.journals.values()}
+            for life in (self, other)
+        )
+        return any(abs(mine[one] - theirs[one]) < _SAME_S for one in mine.keys() & theirs.keys())
 
     @property
     def end(self) -> End:
@@ -144,15 +166,20 @@ def read_lives(store: Store, line: Line, *, clock: Clock) -> list[Life]:
     newest = newest_number(store)
     now_s = clock.now().timestamp()
     claims = [claim for claim in of_each(lambda each: read_claim(store, each), range(1, newest + 1)) if claim]
-    return [_life(store, claim, line, newest=claim is claims[-1], now_s=now_s) for claim in claims]
+    most = most_reports(sum(claim.world_size for claim in claims))
+    return [_life(store, claim, line, newest=claim is claims[-1], now_s=now_s, most=most) for claim in claims]
 
 
-def _life(store: Store, claim: Claim, line: Line, *, newest: bool, now_s: float) -> Life:
+def _life(store: Store, claim: Claim, line: Line, *, newest: bool, now_s: float, most: int) -> Life:
     number = claim.generation
+
+    def keep(journal: Journal) -> Journal:
+        return condensed(journal, most=most, lowest=journal.header.rank == 0)
+
     return Life(
         claim=claim,
         base=read_base(store, number),
-        journals=read_journals(store, number, claim.nonce),
+        journals=read_journals(store, number, claim.nonce, of_others=WANTED, condensed=keep),
         sign=read_sign(store, layout.heartbeat(claim.launch)),
         outcome=read_outcome(store, number),
         evidence=tuple(read_evidence(store, number)),

@@ -73,6 +73,14 @@ def time_of(slices: Sequence[Slice], step: float) -> float | None:
     return None
 
 
+def reached_s(journal: Journal, step: int) -> float:
+    """Return when a step that is beyond the last report was complete, at the usual pace; 0 if there is no report."""
+    taken = [each for each in journal.records if isinstance(each.event, events.StepsTaken)]
+    if not taken or not isinstance(last := taken[-1].event, events.StepsTaken):
+        return 0.0
+    return (last.ended_s or taken[-1].at_s) + max(0, step - last.step) * _usual_step_s(journal)
+
+
 class _Cutting:
     """Cuts one slice after another; ``at_s`` and ``step`` are where the last one ended."""
 
@@ -82,7 +90,7 @@ class _Cutting:
         self.at_s = min(journal.header.process_began_s, until_s)
         self.step = 0.0
         self.turns = 0
-        self.ending = False
+        self.ending = self.restoring = False
         self._usual_s = _usual_step_s(journal)
         self._waiting = _exchange_share(journal)
         self._pace: dict[Part, float] = {}
@@ -95,6 +103,10 @@ class _Cutting:
             case events.Restored(duration_s=duration_s):
                 self._rest_until(record.at_s - duration_s)
                 self._cut(record.at_s, {Part.RESTORE: math.inf})
+                self.restoring = False
+            case events.RestoreStarted():
+                self._rest_until(record.at_s)
+                self.restoring = True
             case events.StepsTaken() as taken:
                 self._steps(taken, taken.ended_s or record.at_s)
             case events.SaveStarted(reason=reason, stall_s=stall_s) if reason in _LAST_SAVES:
@@ -144,7 +156,9 @@ class _Cutting:
 
     def _rest_until(self, at_s: float) -> None:
         """What nothing tells of: before the first step a start, after the last one the end of it all."""
-        part = Part.START if not self.turns else Part.SAVE if self.ending else Part.OUTSIDE
+        part = Part.SAVE if self.ending else Part.OUTSIDE
+        if not self.turns:
+            part = Part.RESTORE if self.restoring else Part.START
         self._cut(at_s, {part: math.inf})
 
     def _cut(self, end_s: float, parts: Parts, to_step: float | None = None) -> None:

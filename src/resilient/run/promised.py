@@ -30,11 +30,15 @@ class Promised:
         self._next_s = 0.0
         self._missed = False
 
-    def look(self, began_s: float, *, first_s: float = _FIRST_S) -> None:
-        """Look, if it is time to; ``began_s``: when this life began."""
-        now_s = self._clock.monotonic()
-        if not self._looks or now_s < max(self._next_s, began_s + first_s):
+    def due(self, began_s: float) -> bool:
+        """Say whether it is time to look; ``began_s``: when this life began."""
+        return self._looks and self._clock.monotonic() >= max(self._next_s, began_s + _FIRST_S)
+
+    def look(self, began_s: float) -> None:
+        """Look, if it is time to."""
+        if not self.due(began_s):
             return
+        now_s = self._clock.monotonic()
         try:
             promise = read_ledger(self._store, clock=self._clock).promise
         except ResilientError:

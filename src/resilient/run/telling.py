@@ -80,6 +80,7 @@ class Telling:
         self._ended = threading.Event()
         self._unsubscribe: Callable[[], None] = _nothing
         self._thread = threading.Thread(target=self._run, name="resilient-journal", daemon=True)
+        self._looking: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         """Write down from now on."""
@@ -153,10 +154,22 @@ class Telling:
                 if self._journal.wake.wait(self._every_s):
                     self._ended.wait(_SOON_S)  # what comes together is written together
                 self._write()
-                self._promised.look(self._began_s)
+                self._look()
             self._write()
         except Exception as error:  # noqa: BLE001 -- thread main: training goes on without a journal
             self._notice(f"nothing more is written down of this run: {type(error).__name__}: {error}")
+
+    def _look(self) -> None:
+        """Look at the promise, in a thread of its own: to read a long account takes more time than last words have."""
+        if self._promised.due(self._began_s) and (self._looking is None or not self._looking.is_alive()):
+            self._looking = threading.Thread(target=self._look_now, name="resilient-promise", daemon=True)
+            self._looking.start()
+
+    def _look_now(self) -> None:
+        try:
+            self._promised.look(self._began_s)
+        except Exception as error:  # noqa: BLE001 -- thread main: training goes on, whatever its account says
+            self._notice(f"the share of productive time is not known: {type(error).__name__}: {error}")
 
     def _write(self) -> None:
         self._journal.wake.clear()

@@ -1,0 +1,268 @@
+"""The account of runs made by hand, whose truth is known."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilient import events
+from resilient.errors import NotFoundError
+from resilient.events import Event
+from resilient.format import layout
+from resilient.report.account import read_ledger
+from resilient.report.model import PRODUCTIVE, End, Ledger, Part
+from resilient.store.memory import MemoryStore
+from tests.catalog.runs import HandClock
+from tests.report.histories import BEGAN_S, History, nonce
+
+
+def read(history: History) -> Ledger:
+    return read_ledger(history.store, clock=HandClock())
+
+
+def taken(at_s: float, step: int, steps: int, turn_s: float, data_s: float = 0.0, save_s: float = 0.0) -> Event:
+    return events.StepsTaken(
+        step=step, steps=steps, turn_s=turn_s, data_s=data_s, save_s=save_s, ended_s=BEGAN_S + at_s
+    )
+
+
+def started(generation: int, resumed: int | None = None) -> Event:
+    return events.GenerationStarted(url="memory:", generation=generation, world_size=1, resumed_step=resumed)
+
+
+def close(parts: dict[Part, float]) -> object:
+    return pytest.approx({part: seconds for part, seconds in parts.items() if seconds}, abs=2e-3)
+
+
+def a_failure_and_a_restart(launch: str = "a") -> History:
+    """Two lives: 10 s of start, a first step of 5 s, steps of 1 s to step 30; back to step 20 after a failure."""
+    history = History()
+    one = history.claim(4.0, launch="a")
+    records: list[tuple[float, Event]] = [(9.0, started(one)), (15.0, taken(15.0, 1, 1, 5.0))]
+    records += [(15.0 + 5 * n, taken(15.0 + 5 * n, 1 + 5 * n, 5, 4.5, 0.5, 0.5)) for n in range(1, 6)]
+    history.journal(one, 0.0, records)
+    history.failed(one, 44.0, step=30)
+    two = history.claim(55.0, launch=launch, resumed=(20, one))
+    restored = events.Restored(step=20, generation=one, saved_world_size=1, nbytes_read=7, duration_s=3.0)
+    more: list[tuple[float, Event]] = [(59.0, restored), (60.0, started(two, 20)), (63.0, taken(63.0, 21, 1, 1.0))]
+    more += [(63.0 + 5 * n, taken(63.0 + 5 * n, 21 + 5 * n, 5, 5.0)) for n in range(1, 3)]
+    more += [(75.0, events.Ended(step=31, how="done", error=""))]
+    history.journal(two, 50.0, more, launch=launch)
+    return history
+
+
+def test_a_failure_costs_what_is_lost_and_all_that_comes_between() -> None:
+    ledger = read(a_failure_and_a_restart())
+    one, two = ledger.generations
+    # Of five seconds 0.5 s were saving: steps 21 to 26 have taken 0.9 s each, as those in the last 4 s have.
+    assert one.parts[Part.LOST] == pytest.approx(0.9 * 6 + 0.9 * 4.0, abs=1e-3)
+    assert one.parts[Part.START] == pytest.approx(10.0 + 5.0 - 0.9, abs=1e-3)
+    assert (one.began_s, one.ended_s) == (BEGAN_S, BEGAN_S + 44.0)
+    assert (one.end, two.end) == (End.FAILED, End.DONE)
+    assert (one.kept_step, two.kept_step, two.resumed_step, ledger.step) == (20, None, 20, 31)
+    assert two.parts[Part.START] == pytest.approx(12.0 - 3.0)
+    assert two.parts[Part.RESTORE] == pytest.approx(3.0)
+    (incident,) = ledger.incidents
+    assert (incident.at_s, incident.failure, incident.rank) == (BEGAN_S + 44.0, "user-error", 0)
+    assert incident.parts[Part.REFORMATION] == pytest.approx(6.0)
+    assert incident.cost_s == pytest.approx(one.parts[Part.LOST] + 6.0 + two.parts[Part.START] + 3.0)
+    assert incident.lost_steps == 10
+    assert incident.resumed_step == 20
+    assert sum(ledger.parts.values()) == pytest.approx(ledger.wall_s)
+
+
+def test_between_two_launches_nothing_runs() -> None:
+    ledger = read(a_failure_and_a_restart(launch="b"))
+    assert ledger.parts[Part.IDLE] == pytest.approx(6.0)
+    assert Part.REFORMATION not in ledger.parts
+
+
+def test_a_life_without_a_journal_is_accounted_for_and_named() -> None:
+    history = a_failure_and_a_restart()
+    history.store.delete(layout.journal(1, nonce(1), 0, "events", 0))
+    ledger = read(history)
+    assert ledger.generations[0].parts == close({Part.START: 40.0})
+    assert ledger.began_s == BEGAN_S + 4.0
+    assert any("generation 1 has written no journal" in each for each in ledger.missing)
+    assert sum(ledger.parts.values()) == pytest.approx(ledger.wall_s)
+
+
+def test_a_torn_line_is_passed_over_and_counted() -> None:
+    history = a_failure_and_a_restart()
+    key = layout.journal(2, nonce(2), 0, "events", 0)
+    history.store.put(key, [history.store.get(key)[:-20]])
+    ledger = read(history)
+    assert any("1 lines of its journals cannot be read" in each for each in ledger.missing)
+    assert sum(ledger.parts.values()) == pytest.approx(ledger.wall_s)
+
+
+def test_going_back_behind_an_earlier_life_takes_from_that_one_too() -> None:
+    history = History()
+    for number, (resumed, last) in enumerate([(None, 10), ((10, 1), 20), ((5, 1), 12)]):
+        begin = 20.0 * number
+        claim = history.claim(begin, resumed=resumed)
+        step = 0 if resumed is None else resumed[0]
+        records = [(begin, started(claim, step or None))]
+        records += [(begin + n - step, taken(begin + n - step, n, 1, 1.0)) for n in range(step + 1, last + 1)]
+        history.journal(claim, begin, records)
+        if number < 2:
+            history.failed(claim, begin + last - step)
+    ledger = read(history)
+    assert [one.parts.get(Part.LOST, 0.0) for one in ledger.generations] == pytest.approx([5.0, 10.0, 0.0], abs=1e-3)
+    assert [one.kept_step for one in ledger.generations] == [5, 5, None]
+    assert ledger.incidents[1].parts[Part.LOST] == pytest.approx(15.0, abs=1e-3), "the second failure has cost both"
+
+
+def test_one_process_that_trains_twice_was_idle_in_between() -> None:
+    history = History()
+    for number in range(2):
+        begin = 100.0 * number
+        claim = history.claim(begin + 10.0, launch=f"{number}", resumed=None if number == 0 else (10, 1))
+        records = [
+            (begin + 20.0, taken(begin + 20.0, 10 * (number + 1), 10, 10.0)),
+            (begin + 21.0, events.Ended(step=10 * (number + 1), how="done", error="")),
+        ]
+        history.journal(claim, 5.0, records, pid=7, began_s=begin + 9.0, launch=f"{number}")
+    ledger = read(history)
+    assert ledger.parts[Part.IDLE] == pytest.approx(109.0 - 21.0, abs=2e-3)
+    assert ledger.wall_s == pytest.approx(121.0 - 5.0, abs=2e-3)
+
+
+def test_what_is_computed_is_split_by_the_pictures_of_steps() -> None:
+    history = History()
+    claim = history.claim(0.0)
+    picture = events.StepPicture(
+        step=9, steps=3, step_s=1.0, compute_s=0.3, exchange_s=0.4, data_s=0.2, optimizer_s=0.1, save_s=0.0
+    )
+    steps = [(float(n), taken(float(n), n, 1, 1.0, 0.2)) for n in range(1, 11)]
+    history.journal(claim, 0.0, [*steps, (10.0, picture), (10.0, events.Ended(step=10, how="done", error=""))])
+    ledger = read(history)
+    assert ledger.parts == close({Part.COMPUTE: 4.0, Part.EXCHANGE: 4.0, Part.DATA: 2.0})
+    assert len(ledger.pictures) == 1
+
+
+def test_the_promise_is_compared_with_what_was_delivered() -> None:
+    history = History()
+    claim = history.claim(0.0)
+    history.journal(claim, 0.0, [(50.0, taken(50.0, 1, 1, 1.0)), (60.0, taken(60.0, 11, 10, 10.0))], sla=0.95)
+    promise = read(history).promise
+    assert promise is not None
+    assert (promise.promised, promise.largest) == (0.95, Part.START)
+    assert promise.delivered == pytest.approx(11 / 60, abs=0.01)
+    assert "start-up" in promise.message
+
+
+def test_where_nothing_has_begun_there_is_nothing_to_account_for() -> None:
+    with pytest.raises(NotFoundError):
+        read_ledger(MemoryStore(), clock=HandClock())
+
+
+seconds = st.floats(0.0, 500.0).map(lambda value: round(value, 3))
+some_event = st.one_of(
+    st.builds(events.StepsTaken, step=st.integers(0, 500), steps=st.integers(0, 50), turn_s=seconds, data_s=seconds,
+              save_s=seconds, ended_s=st.just(0.0) | seconds.map(lambda at: BEGAN_S + at)),
+    st.builds(events.Restored, step=st.integers(0, 500), generation=st.just(1), saved_world_size=st.just(2),
+              nbytes_read=st.just(1), duration_s=seconds),
+    st.builds(events.RestoreStarted, step=st.integers(0, 500), generation=st.just(1), nonce=st.just("")),
+    st.builds(events.SaveStarted, step=st.integers(0, 500), reason=st.sampled_from(["interval", "end", "stop"]),
+              nbytes=st.just(1), stall_s=seconds),
+    st.builds(events.StepPicture, step=st.just(1), steps=st.just(1), step_s=seconds, compute_s=seconds,
+              exchange_s=seconds, data_s=seconds, optimizer_s=seconds, save_s=seconds),
+    st.builds(events.Ended, step=st.integers(0, 500), how=st.sampled_from(["done", "stopped", "failed"]),
+              error=st.just("")),
+    st.builds(started, st.just(1), st.none() | st.integers(0, 500)),
+)  # fmt: skip
+a_life = st.fixed_dictionaries(
+    {
+        "claimed": seconds,
+        "launch": st.sampled_from("ab"),
+        "journals": st.lists(st.tuples(seconds, st.lists(st.tuples(seconds, some_event), max_size=8)), max_size=3),
+        "failures": st.lists(st.tuples(seconds, st.integers(0, 2)), max_size=2),
+        "resumed": st.none() | st.tuples(st.integers(0, 500), st.integers(1, 3)),
+        "based": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(a_life, min_size=1, max_size=4))
+def test_the_parts_sum_to_the_wall_clock_whatever_the_ranks_have_written(lives: list[dict[str, object]]) -> None:
+    history = History()
+    for life in lives:
+        told: list[tuple[float, list[tuple[float, Event]]]] = life["journals"]  # type: ignore[assignment]
+        number = history.claim(
+            life["claimed"], ranks=3, launch=life["launch"], resumed=life["resumed"], based=life["based"]  # type: ignore[arg-type]
+        )  # fmt: skip
+        for rank, (began_s, records) in enumerate(told):
+            in_order = sorted(records, key=lambda each: each[0])
+            history.journal(number, began_s, in_order, rank=rank, ranks=3, launch=str(life["launch"]))
+        for rank, at_s in {rank: at_s for at_s, rank in life["failures"]}.items():  # type: ignore[attr-defined]
+            history.failed(number, at_s, rank=rank, ranks=3)
+    ledger = read(history)
+    assert sum(ledger.parts.values()) == pytest.approx(ledger.wall_s, abs=1e-4)
+    assert all(value >= 0 for value in ledger.parts.values())
+    for one in ledger.generations:
+        assert sum(one.parts.values()) == pytest.approx(one.ended_s - one.began_s, abs=1e-4)
+        assert all(value >= 0 for value in one.parts.values())
+    for before, after in pairwise(ledger.generations):
+        assert before.ended_s <= after.began_s
+    for incident in ledger.incidents:
+        assert all(value >= 0 and math.isfinite(value) for value in incident.parts.values())
+    assert all(0 <= share <= 1 for _, share in ledger.ettr_hours)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_history_that_adds_up_is_told_as_it_was(data: st.DataObject) -> None:
+    draw = data.draw
+    history, truth, now, kept = History(), dict.fromkeys(Part, 0.0), 0.0, 0
+    lives = draw(st.integers(1, 4))
+    step_s = draw(st.sampled_from([0.125, 0.5, 2.0]))
+    begins = 0.0
+    for number in range(1, lives + 1):
+        start_s, restore_s = draw(st.integers(1, 30)), draw(st.integers(1, 9)) if number > 1 else 0
+        excess_s, each_s = draw(st.integers(0, 20)), draw(st.sampled_from([0.0, 0.25]))
+        reports, size = draw(st.integers(2, 12)), draw(st.integers(1, 8))
+        begins, resumed = now, kept
+        claim = history.claim(now, resumed=(resumed, number - 1) if number > 1 else None)
+        now += start_s + restore_s
+        records: list[tuple[float, Event]] = []
+        if restore_s:
+            restored = events.Restored(step=resumed, generation=number - 1, saved_world_size=1, nbytes_read=1,
+                                       duration_s=restore_s)  # fmt: skip
+            records.append((now, restored))
+        records.append((now, started(claim, resumed if number > 1 else None)))
+        now += step_s + excess_s
+        step = resumed + 1
+        records.append((now, taken(now, step, 1, step_s + excess_s)))
+        for _ in range(reports):
+            step += size
+            now += size * step_s + each_s
+            records.append((now, taken(now, step, size, size * step_s, 0.25 * size * step_s, each_s)))
+        truth[Part.START] += start_s + excess_s
+        truth[Part.RESTORE] += restore_s
+        truth[Part.SAVE] += reports * each_s
+        last = number == lives
+        if last:
+            records.append((now, events.Ended(step=step, how="done", error="")))
+        made = step - resumed
+        kept = step if last else resumed + 1 + draw(st.integers(0, step - resumed - 1))
+        truth[Part.DATA] += 0.25 * step_s * max(0, kept - resumed - 1)
+        truth[Part.COMPUTE] += step_s * (kept - resumed) - 0.25 * step_s * max(0, kept - resumed - 1)
+        truth[Part.LOST] += step_s * (made - (kept - resumed))
+        history.journal(claim, begins, records)
+        if not last:
+            detection_s, gap_s = draw(st.integers(1, 20)), draw(st.integers(1, 50))
+            history.failed(claim, now, step=step)
+            history.failed(claim, now + detection_s, rank=1, seen_by=2)
+            truth[Part.DETECTION] += detection_s
+            truth[Part.REFORMATION] += gap_s
+            now += detection_s + gap_s
+    ledger = read(history)
+    assert ledger.parts == close(truth)
+    assert {part for part in ledger.parts if part in PRODUCTIVE} <= {Part.COMPUTE, Part.DATA}
+    assert len(ledger.incidents) == lives - 1
