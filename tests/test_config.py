@@ -46,10 +46,18 @@ def test_text_is_read_as_what_the_setting_is(tmp_path: Path) -> None:
         "RESILIENT_TIER_EVERY": "10",
         "RESILIENT_PEER_COPIES": "1",
         "RESILIENT_NODE_LABEL": "rack 7",
+        "RESILIENT_METRICS_PORT": "9400",
+        "RESILIENT_METRICS_FILE": "/textfile/resilient.prom",
+        "RESILIENT_OBSERVERS": "ours.telemetry:to_log, ours.telemetry:Counter.add",
+        "RESILIENT_RPO": "2min",
+        "RESILIENT_OVERHEAD_BUDGET": "2%",
     }
     found = read_settings(environ=environ, directory=tmp_path)
     assert (found.every, found.takeover, found.peer_timeout_s, found.commit_timeout_s) == (500, True, 120.0, 7.5)
     assert found.storage_options == {"endpoint_url": "http://x"}
+    assert (found.metrics_port, found.metrics_file) == (9400, "/textfile/resilient.prom")
+    assert found.observers == ("ours.telemetry:to_log", "ours.telemetry:Counter.add")
+    assert (found.rpo, found.overhead_budget) == (120.0, 0.02)
     assert (found.overlap, found.staging_slots) == (False, 2)
     assert (found.tiers, found.tier_every) == (("memory", "/nvme/checkpoints"), 10)
     assert (found.peer_copies, found.node_label) == (1, "rack 7")
@@ -66,6 +74,8 @@ WRONG = {
     "staging_slots": "3",
     "max_failed_saves": "0",
     "max_unsaved": "0s",
+    "rpo": "-2min",
+    "overhead_budget": "110%",
     "max_demotions": "-1",
     "max_failed_attempts": "0",
     "commit_timeout_s": "soon",
@@ -95,6 +105,13 @@ WRONG = {
     "on_nonfinite": "ignore",
     "on_spike": "jump",
     "compare_replicas": "often",
+    "metrics_port": "70000",
+    "metrics_file": "/textfile/resilient.txt",
+    "observers": "print",
+    "journal_every_s": "never",
+    "sla": "150%",
+    "picture_every": "now and then",
+    "sample_machine_s": "-1s",
     "colour": "red",
 }
 

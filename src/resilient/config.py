@@ -33,6 +33,8 @@ class Settings:
     """
 
     every: str | int = "auto"  # "auto", a number of steps, or a duration such as "90s"
+    rpo: float | None = None  # how old the state may be that a failure leaves; for every="auto"; None: as it pays
+    overhead_budget: float = 0.05  # the share of the time that saving may take, for "auto" without rpo
     keep: int = 3  # how many of the newest checkpoints stay
     resume: str = "auto"  # "auto": fresh only where nothing is; "required": never fresh; "never": always fresh
     strict: bool = True  # False: a restore accepts names that only one side has, and reports them
@@ -68,8 +70,15 @@ class Settings:
     hang_after_s: float = 1800.0  # a section of which nothing is known lasts that long at most
     hang_floor_s: float = 60.0  # and any other one at least so long before it is a hang
     compare_every_s: float = 30.0  # between two reports of each rank's times, by which slow ones are found
+    picture_every: int = 0  # of so many steps one at most is profiled, for pictures of what they exchange; 0: none
+    sample_machine_s: float = 0.1  # between two looks at processors, links and power, by one rank a node; 0: none
     policy: str = "act"  # what restarts do about failures: "act", or "observe": only say it
     rules: str | None = None  # a TOML file by which failures are recognized before the rules of this package
+    metrics_port: int | None = None  # numbers for Prometheus over HTTP: on this port, plus the local rank
+    metrics_file: str | None = None  # the same in files for its node exporter: a path that ends in ".prom"
+    journal_every_s: float = 5.0  # between two writings of what happens on a rank, beside the checkpoints
+    sla: float | None = None  # the share of productive time that is promised; falling below it is told; None: none is
+    observers: tuple[Any, ...] = ()  # functions that get every event, or their names: "package.module:function"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +190,12 @@ def environment_with(**changes: str) -> dict[str, str]:
 def export(**changes: str) -> None:
     """Set environment variables of this process, for those that it starts without saying with what: torchelastic."""
     os.environ.update(changes)
+
+
+def export_unless_set(**values: str) -> None:
+    """Set those environment variables of this process that are not set, for libraries that read them later."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
 
 
 def parse_duration(value: object) -> float:
@@ -312,8 +327,24 @@ def _max_unsaved(value: object) -> float | None:
     return _seconds(value)
 
 
+def _share(value: object) -> float:
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d*\.?\d+)\s*(%?)\s*", value)):
+        value = float(match[1]) / (100 if match[2] else 1)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise ValueError('must be a share between 0 and 1, such as 0.05 or "5%"')
+    return float(value)
+
+
+def _sla(value: object) -> float | None:
+    return None if value is None or str(value).strip().lower() == "none" else _share(value)
+
+
 def _whole(value: object) -> int:
     return 0 if str(value).strip() == "0" else _count(value)
+
+
+def _pause(value: object) -> float:
+    return 0.0 if str(value).strip() in ("0", "0.0") else _seconds(value)
 
 
 def _grace(value: object) -> float | None:
@@ -364,6 +395,29 @@ def _policy(value: object) -> str:
     return str(value)
 
 
+def _port(value: object) -> int | None:
+    found = None if value is None or str(value).strip().lower() == "none" else _count(value)
+    if found is not None and found > 65535:
+        raise ValueError("must be a port, from 1 to 65535")
+    return found
+
+
+def _metrics_file(value: object) -> str | None:
+    path = _text(value)
+    if path is not None and not path.endswith(".prom"):
+        raise ValueError('must end in ".prom": the node exporter reads no other files')
+    return path
+
+
+def _observers(value: object) -> tuple[Any, ...]:
+    found = value.split(",") if isinstance(value, str) and value else value or ()
+    if not isinstance(found, list | tuple) or not all(
+        callable(each) or (isinstance(each, str) and re.fullmatch(r"\s*[\w.]+:[\w.]+\s*", each)) for each in found
+    ):
+        raise ValueError('must be a list of functions or of "package.module:function" (as text: with commas between)')
+    return tuple(each.strip() if isinstance(each, str) else each for each in found)
+
+
 def _on_hang(value: object) -> str:
     if value not in ("report", "restart", "off"):
         raise ValueError('must be "report", "restart" or "off"')
@@ -412,6 +466,9 @@ def _parser(name: str) -> Callable[[object], object]:
         "compress": _compress,
         "max_bandwidth": _max_bandwidth,
         "max_unsaved": _max_unsaved,
+        "rpo": _max_unsaved,
+        "sla": _sla,
+        "overhead_budget": _share,
         "max_demotions": _whole,
         "storage_options": _options,
         "grace_s": _grace,
@@ -424,8 +481,13 @@ def _parser(name: str) -> Callable[[object], object]:
         "peer_copies": _copies,
         "node_label": _text,
         "on_hang": _on_hang,
+        "picture_every": _whole,
+        "sample_machine_s": _pause,
         "policy": _policy,
         "rules": _text,
+        "metrics_port": _port,
+        "metrics_file": _metrics_file,
+        "observers": _observers,
     }
     return special.get(name) or (_seconds if name.endswith("_s") else _count)
 

@@ -10,8 +10,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from resilient.clock import SYSTEM_CLOCK
 from resilient.config import read_process, read_settings
+from resilient.engine.peers import Peers
 from resilient.events import Bus
 from resilient.observe.logs import show_logs
+from resilient.observe.sinks import find_sinks
 from resilient.policy.interval import SaveWhen, parse_every
 from resilient.policy.keep import Keep
 from resilient.run.exits import exit_noted
@@ -19,6 +21,7 @@ from resilient.run.failures import program_of
 from resilient.run.opening import opened, process_group
 from resilient.run.orphans import end_with_agent
 from resilient.run.session import Run
+from resilient.run.telling import Telling
 from resilient.run.witness import Witness
 from resilient.store.base import Store
 from resilient.store.open import open_store
@@ -52,9 +55,10 @@ def train(
             is missing for example; raised here, not at the first save.
     """
     chosen = read_settings(settings if keep is None or isinstance(keep, Keep) else {**settings, "keep": keep})
-    policy = parse_every(chosen.every if every is None else every)
+    policy = parse_every(chosen.every if every is None else every, rpo_s=chosen.rpo)
     retention = keep if isinstance(keep, Keep) else Keep(last=chosen.keep)
     place = open_store(store, storage_options=chosen.storage_options)  # asks nothing of it yet
+    sinks = find_sinks(chosen)
 
     def decorate(function: Callable[Concatenate[Run, P], R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -65,10 +69,13 @@ def train(
             with (
                 exit_noted(process),
                 process_group(process, chosen),
+                sinks.attached(bus, process, run=place.url, rank=Peers.current().rank),
                 opened(place, process, chosen, bus=bus, clock=SYSTEM_CLOCK) as start,
+                Telling(start, chosen, bus=bus, clock=SYSTEM_CLOCK) as telling,
                 Witness(start, process, bus=bus, clock=SYSTEM_CLOCK) as witness,
                 Run(start, chosen, policy, retention, program=program_of(function), bus=bus) as run,
                 witness.listening(run),
+                telling.following(run),
             ):
                 result = function(run, *args, **kwargs)
             for number in start.late:  # not before the end of the run is noted: this may be the end of the process

@@ -31,6 +31,7 @@ from resilient.errors import PeerError
 from resilient.events import Bus, GenerationStarted
 from resilient.format.digest import digest
 from resilient.format.documents import Claim, decode_document, encode_document
+from resilient.run.sections import Counter
 from resilient.run.stopped import Stopped
 from resilient.store.base import Store
 from resilient.store.probe import probe
@@ -41,7 +42,7 @@ class Opened:
     """What a run works with.
 
     ``created``: when the first generation of the run began, RFC 3339. ``local_ranks``: how many ranks are on this host.
-    ``tiers``: of this node. ``late``: signals that came when it was too late for a stop.
+    ``tiers``: of this node. ``late``: signals that came when it was too late for a stop. ``counter``: of the turns.
     """
 
     store: Store
@@ -52,6 +53,7 @@ class Opened:
     local_ranks: int
     tiers: NodeTiers = NO_TIERS
     late: list[int] = field(default_factory=list)
+    counter: Counter = field(default_factory=Counter)
 
 
 @contextmanager

@@ -48,12 +48,29 @@ class Marks(Protocol):
         ...
 
 
+class TurnWatch(Protocol):
+    """Who wants to know of turns: `resilient.run.picture.Picture`."""
+
+    def begin(self, data_s: float, step: int) -> None:
+        """Begin a turn that has waited for its batch for ``data_s``, after ``step`` complete ones."""
+        ...
+
+    def end(self) -> None:
+        """End it."""
+        ...
+
+    def drop(self) -> None:
+        """Forget it, if one goes on: the loop was left in it."""
+        ...
+
+
 class NoMarks:
     """Marks of a rank that nobody watches: times alone."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._started_s = clock.monotonic()
+        self._entered_s: list[float] = []
 
     def section(self, name: str) -> int:  # noqa: ARG002 -- as `Marks`
         return 0
@@ -62,11 +79,14 @@ class NoMarks:
         before_s, self._started_s = self._started_s, self._clock.monotonic()
         return self._started_s - before_s
 
-    def enter(self, section: int) -> None:
-        pass
+    def enter(self, section: int) -> None:  # noqa: ARG002 -- as `Marks`
+        self._entered_s.append(self._clock.monotonic())
 
     def leave(self) -> float:
-        return 0.0
+        duration_s = self._clock.monotonic() - self._entered_s.pop()
+        if not self._entered_s:
+            self._started_s += duration_s
+        return duration_s
 
 
 class Turn(NamedTuple):
@@ -80,10 +100,34 @@ class Turn(NamedTuple):
     step_s: float
 
 
+class Spent(NamedTuple):
+    """What the turns of a life were spent on so far: how many, with which step complete, and seconds in all."""
+
+    turns: int = 0
+    step: int = 0
+    turn_s: float = 0.0
+    data_s: float = 0.0
+    ended_s: float = 0.0  # when the last of them ended, by the monotonic clock
+
+
+class Counter:
+    """Holds what was `Spent`, for any thread to read: one value, replaced at the end of each turn."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self.spent = Spent()
+
+    def add(self, step: int, data_s: float, step_s: float) -> None:
+        turns, _, turn_s, all_data_s, _ = self.spent
+        now_s = self._clock.monotonic()
+        self.spent = Spent(turns + 1, step, turn_s + data_s + step_s, all_data_s + data_s, now_s)
+
+
 class Sections:
     """The sections of one life of a rank; for the training thread, but for `take`."""
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: Marks, counter: Counter | None = None) -> None:
+        self._counter = counter or Counter()
         self._marks = marks
         self._name = ""
         self._turns_here = 0
@@ -93,6 +137,7 @@ class Sections:
         self._first, self._warm_up, self._step = (marks.section(name) for name in (FIRST, WARM_UP, STEP))
         self.begin_compute: Callable[[], None] = _nothing
         self.end_compute: Callable[[], float | None] = _nothing
+        self.turn_watch: TurnWatch | None = None
         marks.turn_to(marks.section(SETUP), 0)
 
     @property
@@ -137,12 +182,16 @@ class Sections:
                 kind = self._warm_up if self._turns_here else self._first
             self._turns_here += 1
             self._data_s = self._marks.turn_to(kind, step())
+            if self.turn_watch is not None:
+                self.turn_watch.begin(self._data_s, step())
             self.begin_compute()
             yield batch
             self._end_turn(step())
 
     def outside(self, step: int) -> None:
         """Be outside of any loop."""
+        if self.turn_watch is not None:
+            self.turn_watch.drop()
         self._marks.turn_to(self._outside, step)
         self._data_s = None
 
@@ -158,8 +207,11 @@ class Sections:
         return taken
 
     def _end_turn(self, step: int) -> None:
+        if self.turn_watch is not None and self._data_s is not None:
+            self.turn_watch.end()  # before the next one begins: what it takes is not waiting for data
         step_s = self._marks.turn_to(self._data, step)
         if self._data_s is not None:
+            self._counter.add(step, self._data_s, step_s)
             compute_s = self.end_compute()
             if self._turns_here > _WARM_UP_STEPS:
                 self._turns.append(Turn(self._data_s, compute_s, self._data_s + step_s))

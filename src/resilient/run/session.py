@@ -30,7 +30,7 @@ from resilient.run.micro_batches import in_steps
 from resilient.run.misuse import already_complete, misused, no_boundary, no_data
 from resilient.run.opening import Opened, generation_started, take_leave
 from resilient.run.overlap import Overlap
-from resilient.run.pace import pace_of
+from resilient.run.pace import Pace
 from resilient.run.passes import BEGINS_ANEW, position_of, samplers_of, start_pass
 from resilient.run.replicas import compared
 from resilient.run.restored import Restored
@@ -80,7 +80,7 @@ class Run:
         how = save_settings(settings, keep, opened.local_ranks, opened.tiers.own)
         self._saver = Saver(opened.store, opened.claim, opened.peers, how, run_id=opened.run_id, bus=bus, clock=clock)
         topic = f"schedule/{opened.claim.generation}-{opened.claim.nonce}"
-        self._saved = Saved(self._saver, settings, rank=opened.peers.rank, bus=bus, clock=clock)
+        self._saved = Saved(self._saver, settings, Pace(opened, settings, bus=bus, clock=clock), bus=bus, clock=clock)
         self._schedule = schedule_for(every, opened.peers, topic=topic, clock=clock, skipped=self._saved.skip)
         self._items: dict[str, object] = {}
         self._watch: BoundaryWatch | None = None
@@ -354,7 +354,7 @@ class Run:
 
     def _save_if_due(self, watch: BoundaryWatch, *, last_of_pass: bool) -> None:
         in_flight = self._last_save.step if self._last_save is not None and self._saver.busy else None
-        context = pace_of(self._opened, self._saver, step=self._step, saved_s=self._last_save_s, clock=self._clock)
+        context = self._saved.pace.context(self._step, saved_s=self._last_save_s)
         self._owed |= self._schedule.due(context, in_flight)
         # At the end of a pass, or where the loop is left, the run may be over, which the checkpoint then says: the save
         # that is owed is made at the end, or when the next pass starts.

@@ -17,6 +17,7 @@ from resilient.detect.stacks import StackFile
 from resilient.detect.words import PAGE, STACKS, Ended, Gone, Hung, Ready, Symptom, Task, WentOn, Word
 from resilient.format.digest import digest
 from resilient.run.opening import Opened
+from resilient.run.picture_watch import PictureWatch
 from resilient.run.sections import NoMarks, Sections
 from resilient.run.watch_compute import Compute
 from resilient.run.watch_process import WatchProcess
@@ -47,10 +48,12 @@ class Watched:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._live, name="resilient-beat", daemon=True)
         self._page = self._begin() if settings.on_hang != "off" else None
-        self.sections = Sections(NoMarks(clock) if self._page is None else self._page)
+        self.sections = Sections(NoMarks(clock) if self._page is None else self._page, opened.counter)
+        claim = opened.claim
+        topic = f"picture/{claim.generation}-{claim.nonce}"
+        self._picture = PictureWatch(opened.peers, settings, topic=topic, bus=bus, clock=clock)
         self._stragglers: StragglerWatch | None = None
         if opened.peers.world_size > 1:
-            claim = opened.claim
             self._stragglers = StragglerWatch(
                 self.sections,
                 opened.peers,
@@ -63,7 +66,10 @@ class Watched:
             self._thread.start()
 
     def follow(self, items: Mapping[str, object]) -> None:
-        """Begin to compare this rank with others, by what these items compute."""
+        """Begin to measure steps, and to compare this rank with others, by what these items compute."""
+        self._picture.picture.follow(items)
+        self.sections.turn_watch = self._picture.picture
+        self._picture.start()
         if self._stragglers is None:
             return
         self._compute = Compute(items, clock=self._clock)
@@ -74,6 +80,7 @@ class Watched:
         """End, as planned or with an error: whatever ends this process from now on is not what is watched for."""
         self._ended.set()
         os.eventfd_write(self._wake, 1)
+        self._picture.close()
         if self._compute is not None:
             self._compute.close()
         if self._stragglers is not None:
