@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import resilient
 from resilient import events
+from resilient.catalog.journals import read_journals
+from resilient.clock import SYSTEM_CLOCK
 from resilient.errors import NotFoundError
 from resilient.events import Event
 from resilient.format import layout
 from resilient.report.account import read_ledger
 from resilient.report.model import PRODUCTIVE, End, Ledger, Part
+from resilient.report.slices import life_of, sum_of
 from resilient.store.memory import MemoryStore
+from resilient.store.open import open_store
 from tests.catalog.runs import HandClock
 from tests.report.histories import BEGAN_S, History, nonce
 
@@ -202,6 +208,7 @@ def test_the_parts_sum_to_the_wall_clock_whatever_the_ranks_have_written(lives: 
             history.journal(number, began_s, in_order, rank=rank, ranks=3, launch=str(life["launch"]))
         for rank, at_s in {rank: at_s for at_s, rank in life["failures"]}.items():  # type: ignore[attr-defined]
             history.failed(number, at_s, rank=rank, ranks=3)
+    assume(any(life["journals"] or life["failures"] for life in lives))
     ledger = read(history)
     assert sum(ledger.parts.values()) == pytest.approx(ledger.wall_s, abs=1e-4)
     assert all(value >= 0 for value in ledger.parts.values())
@@ -266,3 +273,25 @@ def test_a_history_that_adds_up_is_told_as_it_was(data: st.DataObject) -> None:
     assert ledger.parts == close(truth)
     assert {part for part in ledger.parts if part in PRODUCTIVE} <= {Part.COMPUTE, Part.DATA}
     assert len(ledger.incidents) == lives - 1
+
+
+def test_what_keeps_no_account_has_none(tmp_path: Path) -> None:
+    resilient.save(tmp_path, 1, {"state": {"x": 1}}).wait(60)
+    with pytest.raises(NotFoundError, match="no run has begun here|keeps an account"):
+        read_ledger(open_store(tmp_path), clock=SYSTEM_CLOCK)
+
+
+def test_a_job_that_stands_still_makes_no_steps() -> None:
+    """Whoever watches a run wants to see exactly that, before any timeout of a hang is over."""
+    history = History()
+    claim = history.claim(0.0)
+    history.journal(
+        claim, 0.0, [(0.0, started(claim)), *((10.0 + n, taken(10.0 + n, n, 1, 1.0)) for n in range(1, 11))]
+    )
+    journal = read_journals(history.store, claim, nonce(claim))[0]
+    standing = life_of(journal, until_s=BEGAN_S + 320.0, failed=False)
+    assert standing[-1].to_step == 10
+    assert sum_of(standing)[Part.OUTSIDE] > 290
+    failed = life_of(journal, until_s=BEGAN_S + 320.0)
+    assert 10 < failed[-1].to_step < 15, "it could not tell of what it made after its last report"
+    assert sum_of(failed)[Part.DETECTION] > 290

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import Final
 
 from resilient.catalog.line import Line, read_line
@@ -50,20 +51,27 @@ _REMEDIES: Final = {
 def read_ledger(store: Store, *, clock: Clock) -> Ledger:
     """Return the account of a run up to its newest sign of life.
 
+    It begins with the first life that has left any word: what there was before, by hand or by an older version of this
+    package, has told nobody where its time went.
+
     Raises:
-        NotFoundError: nothing has begun here.
+        NotFoundError: nothing has begun here, or nothing that keeps an account.
         StoreError: the store does not answer.
     """
     info = read_info(store)
     line = read_line(store)
     lives = read_lives(store, line, clock=clock)
     if info is None or not lives:
-        raise NotFoundError(
-            f"{store.url}: no run has begun here",
-            kind=ErrorKind.NO_CHECKPOINT,
-            hint="name the place of a run, or its URL",
-        )
-    return _Account(lives).ledger(store, info.run_id, line)
+        raise _nothing(store, "no run has begun here", "name the place of a run, or its URL")
+    told = list(dropwhile(lambda life: not life.has_left_anything, lives))
+    if not told:
+        why = "nothing here keeps an account: it was saved by hand, or by an older version of this package"
+        raise _nothing(store, why, f"`resilient ls {store.url}` lists its checkpoints; `resilient.train` keeps one")
+    return _Account(told, unaccounted=len(lives) - len(told)).ledger(store, info.run_id, line)
+
+
+def _nothing(store: Store, why: str, hint: str) -> NotFoundError:
+    return NotFoundError(f"{store.url}: {why}", kind=ErrorKind.NO_CHECKPOINT, hint=hint)
 
 
 @dataclass(slots=True)
@@ -123,7 +131,8 @@ class _Lived:
 class _Account:
     """Puts the lives of a run in order, and their time together."""
 
-    def __init__(self, lives: Sequence[Life]) -> None:
+    def __init__(self, lives: Sequence[Life], *, unaccounted: int = 0) -> None:
+        self._unaccounted = unaccounted
         self._lived: list[_Lived] = []
         for number, life in enumerate(lives):
             after = lives[number + 1] if number + 1 < len(lives) else None
@@ -145,7 +154,7 @@ class _Account:
             run_id=run_id,
             began_s=self._lived[0].began_s,
             as_of_s=last.ended_s,
-            step=last.last_step,
+            step=max(last.last_step, newest or 0),
             parts=parts,
             generations=tuple(map(_generation, self._lived)),
             incidents=tuple(self._incidents()),
@@ -235,6 +244,8 @@ class _Account:
         return tuple(found)
 
     def _missing(self) -> Iterator[str]:
+        if self._unaccounted:
+            yield f"{self._unaccounted} generations before the first one that has left any word"
         for lived in self._lived:
             life, number = lived.life, lived.life.generation
             if not life.journals:
@@ -265,7 +276,11 @@ def _lived(life: Life, after: Life | None, before: _Lived | None) -> _Lived:
         begins_s = after.entered_s if after.shares_a_process_with(life) else after.began_s
         ended_s = max(began_s, min(ended_s, begins_s))
     failed_s = min(max(failed_s, began_s), ended_s) if life.end is End.FAILED else ended_s
-    slices = {rank: _from(life_of(each, until_s=failed_s), began_s, failed_s) for rank, each in life.journals.items()}
+    failed = life.end is End.FAILED
+    slices = {
+        rank: _from(life_of(each, until_s=failed_s, failed=failed), began_s, failed_s)
+        for rank, each in life.journals.items()
+    }
     return _Lived(life, began_s, failed_s, ended_s, slices)
 
 

@@ -97,6 +97,12 @@ class Life:
         return End.RUNNING if self.alive else End.UNKNOWN
 
     @property
+    def has_left_anything(self) -> bool:
+        """Whether there is more of it than its claim; one that has only just begun counts as well."""
+        told = self.journals or self.evidence or self.hangs or self.outcome is not None
+        return bool(told) or (self.newest and self.alive)
+
+    @property
     def alive(self) -> bool:
         """Whether there was a sign of life a moment ago."""
         if self.sign is None or self.sign.ended:
@@ -158,14 +164,15 @@ class Life:
 
 
 def read_lives(store: Store, line: Line, *, clock: Clock) -> list[Life]:
-    """Return the generations of a run whose claim can be read, the oldest first.
+    """Return the generations of a run whose claim can be read, the oldest first; saves by hand are no lives.
 
     Raises:
         StoreError: the store does not answer.
     """
     newest = newest_number(store)
     now_s = clock.now().timestamp()
-    claims = [claim for claim in of_each(lambda each: read_claim(store, each), range(1, newest + 1)) if claim]
+    found = of_each(lambda each: read_claim(store, each), range(1, newest + 1))
+    claims = [claim for claim in found if claim is not None and claim.heartbeat]
     most = most_reports(sum(claim.world_size for claim in claims))
     return [_life(store, claim, line, newest=claim is claims[-1], now_s=now_s, most=most) for claim in claims]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from resilient import events
@@ -32,16 +33,17 @@ class Slice:
         return min(1.0, max(0.0, (self.to_step - step) / made)) if made > 0 else 0.0
 
 
-def life_of(journal: Journal, *, until_s: float) -> tuple[Slice, ...]:
-    """Return the life of a rank from the start of its process until then.
+def life_of(journal: Journal, *, until_s: float, failed: bool = True) -> tuple[Slice, ...]:
+    """Return the life of a rank from the start of its process until then, when it has ``failed`` or was last seen.
 
-    What comes after the last word of the rank counts as more of the same: steps at the pace that it had, if it had
-    begun to make any.
+    What comes after the last report of steps counts as more of the same, for as long as such reports were apart: a rank
+    that failed had made steps at its pace, which it could not tell any more. Beyond that nobody knows of any progress:
+    a job that lives may be busy outside of its loop, one that has failed stood still before anybody noticed.
     """
     cutting = _Cutting(journal, until_s)
     for record in journal.records:
         cutting.take(record)
-    cutting.finish()
+    cutting.finish(failed=failed)
     return tuple(cutting.slices)
 
 
@@ -92,6 +94,7 @@ class _Cutting:
         self.turns = 0
         self.ending = self.restoring = False
         self._usual_s = _usual_step_s(journal)
+        self._apart_s = _apart_s(journal)
         self._waiting = _exchange_share(journal)
         self._pace: dict[Part, float] = {}
 
@@ -120,15 +123,17 @@ class _Cutting:
             case _:
                 pass
 
-    def finish(self) -> None:
+    def finish(self, *, failed: bool) -> None:
         """Cut off the rest."""
-        if self.turns and not self.ending and self._usual_s > 0:
-            left_s = max(0.0, self.until_s - self.at_s)
-            pace = sum(self._pace.values())
-            parts = {part: left_s * seconds / pace for part, seconds in self._pace.items()} if pace else {}
-            self._cut(self.until_s, parts or {Part.COMPUTE: math.inf}, self.step + left_s / self._usual_s)
-        else:
+        if not self.turns or self.ending or self._usual_s <= 0:
             self._rest_until(self.until_s)
+            return
+        left_s = min(max(0.0, self.until_s - self.at_s), self._apart_s)
+        pace = sum(self._pace.values())
+        parts = {part: left_s * seconds / pace for part, seconds in self._pace.items()} if pace else {}
+        steps = left_s / self._usual_s if failed else 0.0  # who lives will tell of them
+        self._cut(self.at_s + left_s, parts or {Part.COMPUTE: math.inf}, self.step + steps)
+        self._cut(self.until_s, {Part.DETECTION if failed else Part.OUTSIDE: math.inf})
 
     def _steps(self, taken: events.StepsTaken, ended_s: float) -> None:
         first = not self.turns
@@ -180,6 +185,14 @@ def _usual_step_s(journal: Journal) -> float:
     taken = [each.event for each in journal.records if isinstance(each.event, events.StepsTaken)]
     found = [each.turn_s / each.steps for each in taken[1:] or taken if each.steps]
     return median(found) if found else 0.0
+
+
+def _apart_s(journal: Journal) -> float:
+    """Return how far apart reports of steps may be: half as long again as the longest time between two."""
+    told = [(each.event, each.at_s) for each in journal.records if isinstance(each.event, events.StepsTaken)]
+    ended = [event.ended_s or at_s for event, at_s in told]
+    apart = [later - earlier for earlier, later in pairwise(ended)] or [event.turn_s for event, _ in told]
+    return 1.5 * max(apart, default=0.0) + 2 * _usual_step_s(journal)
 
 
 def _exchange_share(journal: Journal) -> float:
