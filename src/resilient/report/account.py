@@ -61,7 +61,7 @@ def read_ledger(store: Store, *, clock: Clock) -> Ledger:
     info = read_info(store)
     line = read_line(store)
     lives = read_lives(store, line, clock=clock)
-    if info is None or not lives:
+    if info is None:
         raise _nothing(store, "no run has begun here", "name the place of a run, or its URL")
     told = list(dropwhile(lambda life: not life.has_left_anything, lives))
     if not told:
