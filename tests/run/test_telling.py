@@ -21,6 +21,7 @@ from resilient.format.digest import BytesLike
 from resilient.observe.journal import Journal as Queue
 from resilient.report.account import read_ledger
 from resilient.report.model import End, Part
+from resilient.run import telling
 from resilient.run.promised import Promised
 from resilient.run.sections import Counter, NoMarks, Sections
 from resilient.store.base import Store
@@ -77,6 +78,27 @@ def test_all_steps_are_told_in_few_lines_and_the_account_adds_up(tmp_path: Path)
     assert sum(ledger.parts.values()) == pytest.approx(ledger.wall_s, abs=1e-3)
     assert ledger.parts[Part.COMPUTE] >= 300 * 0.004 - 0.1
     assert ledger.missing == ()
+
+
+def test_who_listens_hears_of_steps_all_the_time_and_an_old_life_writes_them_down_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "_AGING", 1e3)  # as if this life were months old
+    said: list[events.Event] = []
+
+    @resilient.train(tmp_path, every=10**6, journal_every_s=0.1, observers=(said.append,))
+    def main(run: resilient.Run) -> None:
+        run.track(state={"x": torch.zeros(3)})
+        for _ in run.steps(range(600), total=600):
+            time.sleep(0.004)
+
+    main()
+    heard = [event for event in said if isinstance(event, events.StepsTaken)]
+    assert len(heard) >= 4
+    (written,) = taken(journal_of(open_store(tmp_path)))
+    assert written.steps == sum(event.steps for event in heard)
+    assert written.turn_s == pytest.approx(sum(event.turn_s for event in heard), abs=1e-4)
+    assert written.ended_s == pytest.approx(heard[-1].ended_s, abs=1e-3)
 
 
 def test_a_store_that_takes_no_journals_holds_nothing_up_and_gets_them_later(tmp_path: Path) -> None:
@@ -138,7 +160,10 @@ def test_a_fall_below_the_promise_is_told_once(tmp_path: Path) -> None:
     for _ in range(3):
         clock.ahead_s += 1000.0
         promised.look(0.0)
-    (missed,) = said
+    looks = [each for each in said if isinstance(each, events.ShareLooked)]
+    assert len(looks) == 3, "each look is told"
+    assert all(each.promised == 0.999 and 0 <= each.delivered < 0.999 for each in looks)
+    (missed,) = (each for each in said if not isinstance(each, events.ShareLooked))
     assert isinstance(missed, events.ShareMissed)
     assert (missed.promised, missed.largest) == (0.999, "start-up")
     assert 0 <= missed.delivered < 0.999

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -45,7 +46,7 @@ _FEW_RANKS: Final = 64
 """From so many ranks on, those but rank 0 write so much less often that all together write as often as these."""
 
 _AGING: Final = 1e-3
-"""Of the age of a life: steps are told no more often than that, so that months make no more lines than days do."""
+"""Of the age of a life: steps are written down no more often than that: months make hardly more lines than days."""
 
 _LAST_S: Final = 10.0
 _SAVING: Final = (events.SaveStarted, events.SaveFenced)
@@ -74,7 +75,9 @@ class Telling:
         self._promised = Promised(opened, settings, bus=bus, clock=clock)
         self._saved_s, self._told_saved_s = 0.0, 0.0
         self._told = Spent()
-        self._counted_s = self._began_s = clock.monotonic()
+        self._kept_s = self._began_s = clock.monotonic()
+        self._held: events.StepsTaken | None = None
+        self._leaving = False
         self._counting = threading.Lock()
         self._failing = False
         self._ended = threading.Event()
@@ -112,7 +115,11 @@ class Telling:
         self._end(run.step, "done", "")
 
     def _end(self, step: int, how: str, error: str) -> None:
+        self._leaving = True
         self._count()
+        if self._held is not None:
+            self._journal(self._held)
+            self._held = None
         self._bus.emit(events.Ended(rank=self._rank, step=step, how=how, error=error[:1000]))
 
     def _take(self, event: events.Event) -> None:
@@ -120,7 +127,27 @@ class Telling:
             self._saved_s += event.stall_s
         elif isinstance(event, events.SaveFenced):
             self._saved_s += event.waited_s
-        self._journal(event)
+        kept = self._joined(event) if isinstance(event, events.StepsTaken) else event
+        if kept is not None:
+            self._journal(kept)
+
+    def _joined(self, taken: events.StepsTaken) -> events.StepsTaken | None:
+        """Return a report of steps with those that were held back before it; None if it is held back as well."""
+        held, self._held = self._held, None
+        if held is not None:
+            taken = replace(
+                taken,
+                steps=held.steps + taken.steps,
+                turn_s=held.turn_s + taken.turn_s,
+                data_s=held.data_s + taken.data_s,
+                save_s=held.save_s + taken.save_s,
+            )
+        now_s = self._clock.monotonic()
+        if self._leaving or now_s - self._kept_s >= _AGING * (now_s - self._began_s):
+            self._kept_s = now_s
+            return taken
+        self._held = taken
+        return None
 
     def _count(self) -> None:
         """Say what steps were taken since this was last said, unless there was none."""
@@ -129,7 +156,6 @@ class Telling:
             before, self._told = self._told, spent
             if spent.turns == before.turns:
                 return
-            self._counted_s = self._clock.monotonic()
             save_s, self._told_saved_s = saved_s - self._told_saved_s, saved_s
         self._bus.emit(
             events.StepsTaken(
@@ -173,9 +199,7 @@ class Telling:
 
     def _write(self) -> None:
         self._journal.wake.clear()
-        now_s = self._clock.monotonic()
-        if self._ended.is_set() or now_s - self._counted_s >= _AGING * (now_s - self._began_s):
-            self._count()
+        self._count()
         try:
             self._journal.write(self._header, self._put, self._delete)
         except ResilientError as error:
