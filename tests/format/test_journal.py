@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, get_type_hints
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,3 +80,18 @@ def test_only_what_is_wanted_is_read_and_the_newest_time_is_known_all_the_same()
 def test_a_name_is_that_of_the_class_with_hyphens() -> None:
     assert name_of(events.SaveCommitted) == "save-committed"
     assert len({name_of(kind) for kind in KINDS}) == len(KINDS)
+
+
+def test_what_json_cannot_have_is_written_down_all_the_same() -> None:
+    """A name of a file that is no UTF-8, in the very error that ends a life; numbers of numpy."""
+    told = events.Ended(step=np.int64(7), how="failed", error="FileNotFoundError: caf\udce9.bin")  # type: ignore[arg-type]
+    numbers = events.SaveFenced(step=3, waited_s=np.float64(0.25))
+    segment = decode_segment(b"".join([encode_header(HEADER), *map(encode_record, map(at_1, (told, numbers)))]))
+    assert segment.torn == 0
+    first, second = (each.event for each in segment.records)
+    assert first == events.Ended(step=7, how="failed", error="FileNotFoundError: caf?.bin")
+    assert second == events.SaveFenced(step=3, waited_s=0.25)
+
+
+def at_1(event: events.Event) -> Record:
+    return Record(1.0, event)

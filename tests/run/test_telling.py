@@ -80,6 +80,25 @@ def test_all_steps_are_told_in_few_lines_and_the_account_adds_up(tmp_path: Path)
     assert ledger.missing == ()
 
 
+def test_a_run_whose_last_step_is_not_saved_has_not_ended_as_planned(tmp_path: Path) -> None:
+    @resilient.train(tmp_path, every=10, journal_every_s=0.1)
+    def main(run: resilient.Run) -> None:
+        state = {"x": torch.zeros(3)}
+        run.track(state=state)
+        for _ in run.steps(range(35), total=35):
+            time.sleep(0.002)
+            state["x"] += 1
+        (tmp_path / "data").rename(tmp_path / "away")
+        (tmp_path / "data").touch()  # from now on the place takes no data
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 3
+    ledger = read_ledger(open_store(tmp_path), clock=SYSTEM_CLOCK)
+    assert ledger.generations[0].end is End.FAILED
+    assert ledger.stakes, "what would be lost is known"
+
+
 def test_who_listens_hears_of_steps_all_the_time_and_an_old_life_writes_them_down_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
+from numbers import Integral
 from typing import Any, Final, get_type_hints
 
 import msgspec
@@ -72,12 +73,9 @@ def encode_header(header: Header) -> bytes:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return one line."""
-    fields = msgspec.to_builtins(record.event)
-    return (
-        msgspec.json.encode({"at": round(record.at_s, 3), "event": name_of(type(record.event)), **_short(fields)})
-        + b"\n"
-    )
+    """Return one line; whatever the fields hold: an error may have any text, and numbers may be of any library."""
+    members = {each.name: _cut(getattr(record.event, each.name)) for each in fields(record.event)}
+    return msgspec.json.encode({"at": round(record.at_s, 3), "event": name_of(type(record.event)), **members}) + b"\n"
 
 
 def decode_segment(data: bytes, *, only: Collection[str] | None = None) -> Segment:
@@ -108,17 +106,18 @@ def _record(members: dict[str, Any]) -> Record | None:
     return Record(at_s, msgspec.convert(_finite_or_nan(members, floats), kind, strict=False))
 
 
-def _short(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields with their numbers cut to what a reader can use: microseconds, and six digits of samples."""
-    return {name: _cut(value) for name, value in fields.items()}
-
-
 def _cut(value: Any) -> Any:
+    """Return a value for JSON, its numbers cut to what a reader can use: microseconds, and six digits of samples."""
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, float):
-        return round(value, 6) if math.isfinite(value) else None
+        return round(float(value), 6) if math.isfinite(value) else None
     if isinstance(value, list | tuple):
         return [_digits(each) if isinstance(each, float) else _cut(each) for each in value]
-    return value
+    if isinstance(value, Integral):
+        return int(value)
+    # The name of a file that is no UTF-8 has surrogates, which JSON cannot have.
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def _digits(value: float) -> float | None:

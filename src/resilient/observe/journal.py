@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from resilient.clock import Clock
-from resilient.events import Event, MachineSampled
+from resilient.events import Event, MachineSampled, Notice
 from resilient.format.journal import Header, Record, encode_header, encode_record
 
 EVENTS: Final = "events"
@@ -38,12 +38,14 @@ class Journal:
         self._clock = clock
         self._important = important
         self._waiting: deque[Record] = deque(maxlen=_MOST_WAITING)
+        self._lost = 0
         self._streams: dict[str, _Stream] = {}
         self.wake = threading.Event()
         """Set when something important has come; whoever writes clears it."""
 
     def __call__(self, event: Event) -> None:
         """Take an event; in the thread that reports it, for about a microsecond."""
+        self._lost += len(self._waiting) == _MOST_WAITING
         self._waiting.append(Record(self._clock.now().timestamp(), event))
         if self._important(event):
             self.wake.set()
@@ -54,6 +56,9 @@ class Journal:
         Raises:
             StoreError: the store does not take it.
         """
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            self(Notice(message=f"{lost} events are not written down: the store took none for too long"))
         while self._waiting:
             record = self._waiting.popleft()
             name = MACHINE if isinstance(record.event, MachineSampled) else EVENTS
@@ -72,12 +77,14 @@ class _Stream:
         self._open = bytearray(header)
         self._number = 0
         self._dirty = False
-        self._full: deque[tuple[int, bytes]] = deque(maxlen=_MOST_SEGMENTS[name])
+        self._full: deque[tuple[int, bytes]] = deque()
         self._doomed: deque[int] = deque()
 
     def add(self, line: bytes) -> None:
         if len(self._open) + len(line) > SEGMENT_NBYTES and len(self._open) > len(self._header):
             self._full.append((self._number, bytes(self._open)))
+            if len(self._full) > _MOST_SEGMENTS[self._name]:
+                del self._full[_MOST_SEGMENTS[self._name] // 4]  # as of those that are written: the first ones stay
             self._number += 1
             self._open = bytearray(self._header)
             old = self._number - _MOST_SEGMENTS[self._name]

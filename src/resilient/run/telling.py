@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -78,6 +78,7 @@ class Telling:
         self._kept_s = self._began_s = clock.monotonic()
         self._held: events.StepsTaken | None = None
         self._leaving = False
+        self._done_at: int | None = None
         self._counting = threading.Lock()
         self._failing = False
         self._ended = threading.Event()
@@ -95,6 +96,10 @@ class Telling:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Write down what is left, for 10 seconds at most."""
+        if self._done_at is not None and isinstance(error, SystemExit) and error.code not in (None, 0):
+            # The training function had ended as planned, and what it had reached could not be saved.
+            why = f"exit code {error.code}: the last step is not saved"
+            self._bus.emit(events.Ended(rank=self._rank, step=self._done_at, how="failed", error=why))
         self._ended.set()
         self._journal.wake.set()
         self._thread.join(_LAST_S)
@@ -116,6 +121,7 @@ class Telling:
 
     def _end(self, step: int, how: str, error: str) -> None:
         self._leaving = True
+        self._done_at = step if how == "done" else None
         self._count()
         if self._held is not None:
             self._journal(self._held)
@@ -174,8 +180,8 @@ class Telling:
     def _run(self) -> None:
         try:
             if self._rank == 0:
-                with suppress(ResilientError):  # the next life removes what stays
-                    remove_old_records(self._opened.store)
+                # Beside this one: many lives of many ranks take minutes, in which nothing would be written down.
+                threading.Thread(target=self._remove_old, name="resilient-records", daemon=True).start()
             while not self._ended.is_set():
                 if self._journal.wake.wait(self._every_s):
                     self._ended.wait(_SOON_S)  # what comes together is written together
@@ -184,6 +190,12 @@ class Telling:
             self._write()
         except Exception as error:  # noqa: BLE001 -- thread main: training goes on without a journal
             self._notice(f"nothing more is written down of this run: {type(error).__name__}: {error}")
+
+    def _remove_old(self) -> None:
+        try:
+            remove_old_records(self._opened.store)
+        except Exception as error:  # noqa: BLE001 -- thread main: the next life removes what stays
+            self._notice(f"old journals are not removed: {type(error).__name__}: {error}")
 
     def _look(self) -> None:
         """Look at the promise, in a thread of its own: to read a long account takes more time than last words have."""
