@@ -1,8 +1,8 @@
-"""A training that fails as it was told to, and writes down itself when: `accounted.py PLACE LOG TOTAL PLAN EVERY`.
+"""A training that fails as it was told to, and writes down itself when: `accounted.py PLACE LOG TOTAL PLAN EVERY WHAT`.
 
 Under torchrun. LOG gets a line of JSON for each start of a process, step, injection and end, by its own clock: what an
 account of the run is compared with. PLAN: ``{"40": ["sigkill", 1], ...}``, what happens before which step on which
-rank; each once, whatever life it is.
+rank; each once, whatever life it is. WHAT: "gpt", the GPT of the examples under DDP, or "sleep".
 """
 
 # ruff: noqa: E402 -- the time is taken before anything large is imported
@@ -16,11 +16,13 @@ import time
 BEGAN_S = time.time()
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import resilient
@@ -82,15 +84,42 @@ def fail(kind: str, step: int) -> None:
             os.killpg(os.getpgid(os.getppid()), signal.SIGKILL)
 
 
-def main(place: str, log: str, total: int, plan: dict[int, tuple[str, int]], every: int) -> None:
+def stepping(what: str) -> tuple[dict[str, Any], Callable[[], None]]:
+    """Return what is to be tracked, and what makes a step of it."""
+    if what == "sleep":
+        state = {"x": torch.zeros(4)}
+
+        def sleep() -> None:
+            time.sleep(STEP_S)
+            dist.all_reduce(torch.ones(4))
+            state["x"] += 1
+
+        return {"state": state}, sleep
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "gpt"))
+    from model import CONTEXT, GPT  # type: ignore[import-not-found]  # found through the line above
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(GPT())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        tokens = torch.randint(256, (16, CONTEXT + 1))
+        model(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+def main(place: str, log: str, total: int, plan: dict[int, tuple[str, int]], every: int, what: str) -> None:
     rank = int(os.environ["RANK"])
     say(log, "began", 0, process_s=BEGAN_S)
     settings: dict[str, Any] = {"journal_every_s": 1.0}
 
     @resilient.train(place, every=every, **RESTARTED, **settings)
     def train(run: resilient.Run) -> None:
-        state = {"x": torch.zeros(4)}
-        run.track(state=state)
+        tracked, make_step = stepping(what)
+        run.track(**tracked)
         data: Iterable[object] = range(10**6)
         if any(kind == "worker" for kind, _ in plan.values()):
             data = DataLoader(Samples(plan, log, rank, run.step), num_workers=1, prefetch_factor=1)
@@ -100,9 +129,7 @@ def main(place: str, log: str, total: int, plan: dict[int, tuple[str, int]], eve
             if kind and kind != "worker" and bad == rank and once(log, run.step):
                 say(log, "inject", run.step, kind=kind)
                 fail(kind, run.step)
-            time.sleep(STEP_S)
-            dist.all_reduce(torch.ones(4))
-            state["x"] += 1
+            make_step()
 
     try:
         train()
@@ -112,4 +139,4 @@ def main(place: str, log: str, total: int, plan: dict[int, tuple[str, int]], eve
 
 if __name__ == "__main__":
     wanted = {int(step): (kind, int(rank)) for step, (kind, rank) in json.loads(sys.argv[4]).items()}
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), wanted, int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), wanted, int(sys.argv[5]), sys.argv[6])

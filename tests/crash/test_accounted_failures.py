@@ -36,13 +36,13 @@ RECREATES = frozenset({"stop", "all"})
 """What ends the launcher as well: somebody starts it again."""
 
 
-def train(folder: Path, plan: dict[int, tuple[str, int]], total: int) -> list[dict[str, Any]]:
+def train(folder: Path, plan: dict[int, tuple[str, int]], total: int, what: str = "sleep") -> list[dict[str, Any]]:
     """Run the training to its end, started anew whenever its launcher is gone; return what it has written down."""
     log = folder / "log"
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}",
         f"--max-restarts={len(plan)}", accounted.__file__, str(folder / "run"), str(log), str(total),
-        json.dumps(plan), str(EVERY),
+        json.dumps(plan), str(EVERY), what,
     ]  # fmt: skip
     starts = 1 + sum(kind in RECREATES for kind, _ in plan.values())
     said = ""
@@ -107,7 +107,7 @@ def test_the_parts_sum_to_the_wall_clock_and_each_failure_costs_what_it_took(
 ) -> None:
     plan = FEW if count(1, 2) == 1 else ALL
     found = figures("ledger", "What failures cost: the ledger, and the training's own log")
-    lines = train(tmp_path, plan, max(plan) + 40)
+    lines = train(tmp_path, plan, max(plan) + 40, "sleep" if plan is FEW else "gpt")
     ledger = read(tmp_path)
     print(json.dumps({str(part): round(seconds, 2) for part, seconds in ledger.parts.items()}), ledger.missing)
     check_sums(ledger)
