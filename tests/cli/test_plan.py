@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import resilient
 from resilient.cli import plan as plan_module
-from resilient.report.fitting import Fitted, Measurement
+from resilient.report.fitting import Fitted, Measurement, fit
+from resilient.report.model import GenerationTime, Ledger, Part, Parts
 from tests.cli.calling import call, called
 
 JOB = ("--gpus", "100000", "--gpus-per-node", "8", "--failures-per-1000-node-days", "2.34")
@@ -76,7 +78,84 @@ def test_the_picture_shows_the_curve(tmp_path: Path) -> None:
     heights = [float(point.split(",")[1]) for point in line.attrib["points"].split()]
     assert min(heights) not in (heights[0], heights[-1]), "the best is in between"
     assert "http" not in (tmp_path / "plan.svg").read_text().replace("http://www.w3.org/2000/svg", "")
-    call("plan", *RSC_2, "--svg", tmp_path / "no" / "plan.svg", code=13)
+
+
+def test_a_picture_replaces_nothing_unless_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = tmp_path / "plan.svg"
+    picture.write_text("mine")
+    with monkeypatch.context() as patched:
+        patched.setattr(plan_module, "look", lambda *_: pytest.fail("planned before it was known where to"))
+        refused = called("plan", *RSC_2, "--svg", picture, code=11)["error"]
+        assert (refused["kind"], refused["hint"]) == ("destination-not-empty", "name another file, or add --overwrite")
+        assert called("plan", *RSC_2, "--svg", tmp_path, code=11)["error"]["kind"] == "destination-not-empty"
+        absent = called("plan", *RSC_2, "--svg", tmp_path / "no" / "plan.svg", code=2)["error"]
+        assert "there is no directory" in absent["message"]
+        assert "make it first" in absent["hint"]
+        long = called("plan", *RSC_2, "--svg", tmp_path / f"{'x' * 300}.svg", code=2)["error"]
+        assert "name another file" in long["hint"]
+    assert picture.read_text() == "mine"
+    call("plan", *RSC_2, "--svg", picture, "--overwrite")
+    assert picture.read_text().startswith("<svg")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.svg"], "nothing else stays"
+
+
+OFTEN = ("--gpus", 100_000, "--failures-per-1000-node-days", 6.5, "--stall", "10s", "--interval", "146s")
+
+
+def test_the_best_interval_is_the_best_unless_a_budget_is_given() -> None:
+    found = called("plan", *OFTEN)
+    assert found["limited_by"] == "optimum"
+    assert found["best_ettr"] > found["ettr"]
+    assert (found["auto"]["limit"], found["auto"]["interval_s"]) == ("overhead budget", pytest.approx(212.2, abs=0.1))
+    said = call("plan", *OFTEN).stdout
+    assert "best interval               2 min 19 s (65.5 %), by optimum" in said
+    assert (
+        'every="auto" would take     3 min 32 s (64.8 %): it keeps within its overhead budget of 5 %; '
+        "at best, saves take 6.7 % of the time" in said
+    )
+    assert not re.search(r"-\d", said.partition("what would help")[2])
+    within = called("plan", *OFTEN, "--overhead-budget", "5%")
+    assert (within["limited_by"], within["best_interval_s"], within["auto"]) == ("overhead budget", 190, None)
+    assert all(each["what"] != "the best interval" for each in within["improvements"])
+    assert "< best within the budget" in call("plan", *OFTEN, "--overhead-budget", "5%").stdout
+
+
+def test_an_interval_with_a_tier_on_the_nodes_is_kept_or_said_to_be_rounded() -> None:
+    job = ("--gpus", 1024, "--preset", "rsc-1")
+    short = called("plan", *job, "--interval", "10s", "--local-survives", 0.9)
+    assert (short["interval_s"], short["local_interval_s"], short["rounded_from_s"]) == (10, 10, None)
+    rounded = (*job, "--interval", "90s", "--local-interval", "1min")
+    assert called("plan", *rounded)["rounded_from_s"] == 90
+    said = call("plan", *rounded).stdout
+    assert "saving every 2 min\n" in said
+    assert "1 min 30 s was asked for: it is rounded to a multiple of --local-interval 1 min" in said
+    given = called("plan", *job, "--local-interval", "1min")
+    assert (given["limited_by"], given["local_limited_by"], given["best_interval_s"]) == ("given", "given", 60)
+    said = call("plan", *job, "--local-interval", "1min").stdout
+    assert "best interval               1 min (98.2 %), as --local-interval is given" in said
+    assert "the best interval to the tier on the nodes" in said
+    frugal = called("plan", *job, "--local-survives", 0.9, "--overhead-budget", "0.1%")
+    assert (frugal["limited_by"], frugal["local_limited_by"]) == ("overhead budget", "overhead budget")
+    slow = ("--persist", "5min", "--interval", "1min", "--local-interval", "1min")
+    assert "before the last one is in the store" in call("plan", *job, *slow, code=2).stderr
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf", "-inf", "1e-320", "1e9", "-1", "often"])
+def test_rates_beyond_sense_are_refused_in_words(rate: str) -> None:
+    error = called("plan", "--gpus", 8, "--failures-per-1000-node-days", rate, code=2)["error"]
+    assert f"{rate!r} is not in the range of numbers from 0.001 to 1,000,000" in error["message"]
+    assert "--preset list" in error["message"]
+    assert error["hint"]
+
+
+def test_nothing_has_units_too() -> None:
+    found = called("plan", *JOB, "--stall", "0s", "--recovery", "0min", "--detection", "0.0h", "--persist", "0")
+    costs = [found["planned_with"][name]["value"] for name in ("stall_s", "recovery_s", "detection_s", "persist_s")]
+    assert costs == [0, 0, 0, 0]
+    assert (found["limited_by"], found["best_interval_s"]) == ("shortest", 1)
+    for text in ("0s", "0 min", "-1s", "nan", "1e300", "20000d"):
+        assert text in called("plan", *JOB, "--interval", text, code=2)["error"]["message"]
+    assert "0 parsec" in called("plan", *JOB, "--stall", "0 parsec", code=2)["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +172,7 @@ def test_the_picture_shows_the_curve(tmp_path: Path) -> None:
         (("--preset", "llama3", "--local-survives", "2"), "must be a share, such as 0.9 or 90%"),
         (("--gpus", 0), "0 is not in the range"),
         (("--gpus", 8, "--failures-per-1000-node-days", 0), "is not in the range"),
+        (("--gpus", 10**400, "--preset", "rsc-1"), "is not in the range"),
     ],
     ids=str,
 )
@@ -141,11 +221,40 @@ def test_a_plan_from_a_run_says_what_was_measured_and_how_sure_it_is(monkeypatch
 
 def test_a_run_that_has_not_failed_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "_fitted", lambda _: fitted(failures=0, rate=None, rate_low=0.0, rate_high=368.9))
-    error = called("plan", "--from", "runs/gpt", code=2)["error"]
-    assert (
-        "in 10 node-days the run has not failed, which says no more than that the rate is below 369" in error["message"]
-    )
+    refused = call("plan", "--from", "runs/gpt", code=2).stderr
+    assert "0 failures in 10 node-days say little about a rate, no more than that it is below 369" in refused
+    assert refused.count("say little") == 1
+    assert called("plan", "--from", "runs/gpt", code=2)["error"]["hint"]
+    assert "say little" not in call("plan", "--from", "runs/gpt", "--preset", "rsc-2").stderr
     assert called("plan", "--from", "runs/gpt", "--preset", "rsc-2")["planned_with"]["recovery_s"]["value"] == 90
+
+
+def test_what_of_a_recovery_was_waiting_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = Measurement(mean_s=3.6, low_s=0.0, high_s=9.0, count=3)
+    monkeypatch.setattr(plan_module, "_fitted", lambda _: fitted(idle=waited))
+    said = call("plan", "--from", "runs/gpt").stdout
+    assert "1 min to 2 min, 3 times; of it 3.6 s waiting to be started again" in said
+    assert called("plan", "--from", "runs/gpt")["measured"]["idle"]["mean_s"] == 3.6
+
+
+def test_a_run_that_keeps_no_account_is_not_planned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @resilient.train(tmp_path / "run", every=2)
+    def main(run: resilient.Run) -> None:
+        run.track(state={"step": 0})
+        for _ in run.steps(range(4), total=4):
+            pass
+
+    main()
+    assert called("plan", "--from", tmp_path / "run", "--preset", "rsc-2")["measured"]
+    silent = {Part.START: 60.0}
+    monkeypatch.setattr(plan_module, "fit", lambda found: fit(replace(found, generations=_spent(found, silent))))
+    error = called("plan", "--from", tmp_path / "run", "--preset", "rsc-2", code=10)["error"]
+    assert "this run keeps no account" in error["message"]
+    assert error["hint"]
+
+
+def _spent(found: Ledger, parts: Parts) -> tuple[GenerationTime, ...]:
+    return tuple(replace(each, parts=parts) for each in found.generations)
 
 
 def test_a_run_that_is_not_there_is_not_planned_from(tmp_path: Path) -> None:

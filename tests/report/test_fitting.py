@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from resilient.report.fitting import fit
+from resilient.report.fitting import Measurement, fit
 from resilient.report.model import End, GenerationTime, Incident, Ledger, Part, SaveTime
 
 DAY_S = 86_400.0
@@ -108,11 +110,47 @@ def test_costs_are_means_with_their_spread() -> None:
     assert fitted.stall is not None
     assert (fitted.stall.mean_s, fitted.stall.low_s, fitted.stall.high_s) == pytest.approx((0.3, 0.1, 0.6))
     assert fitted.persist is not None
-    assert fitted.persist.mean_s == pytest.approx((4 + 6 + 1 + 8 + 8) / 5)
-    assert fitted.persist.count == 5
+    assert fitted.persist.mean_s == pytest.approx((4 + 6 + 1 + 8) / 4)
+    assert fitted.persist.count == 4
     assert fitted.recovery is not None
     assert (fitted.recovery.mean_s, fitted.recovery.count) == (60, 1)
     assert fitted.detection is not None
     assert (fitted.detection.mean_s, fitted.detection.count) == (20, 2)
     assert fitted.interval is not None
     assert (fitted.interval.mean_s, fitted.interval.low_s, fitted.interval.count) == (40, 30, 2)
+
+
+def test_the_last_save_of_a_life_which_training_waits_for_is_no_usual_one() -> None:
+    last = (save(1, 200, 50, 50, "end"), save(2, 600, 40, 40, "stop"))
+    fitted = fit(ledger(life(1, 0, 400), life(2, 450, 700), saves=(save(1, 10, 0.1, 4), *last)))
+    assert fitted is not None
+    assert fitted.stall == Measurement(mean_s=0.1, low_s=0.1, high_s=0.1, count=1)
+    assert fitted.persist == Measurement(mean_s=4, low_s=4, high_s=4, count=1)
+    alone = fit(ledger(life(1, 0, 400), saves=last))
+    assert alone is not None
+    assert alone.stall is None
+    assert alone.persist == Measurement(mean_s=45, low_s=40, high_s=50, count=2), "better than nothing"
+
+
+def test_waiting_to_be_started_again_is_part_of_the_recovery_and_said_by_itself() -> None:
+    incidents = (
+        incident(1, detection=2, idle=9, start=4, restore=2),
+        incident(2, detection=2, reformation=1, start=4),
+        incident(3, detection=2, idle=3),  # it has not come to anything after that
+        incident(4, detection=2),  # nothing has come after it yet
+    )
+    fitted = fit(ledger(life(1, 0, 400), incidents=incidents))
+    assert fitted is not None
+    assert fitted.recovery == Measurement(mean_s=23 / 3, low_s=3, high_s=15, count=3)
+    assert fitted.idle == Measurement(mean_s=4, low_s=0, high_s=9, count=3)
+    never = fit(ledger(life(1, 0, 400), incidents=incidents[1:2]))
+    assert never is not None
+    assert never.idle is None
+
+
+def test_a_run_that_keeps_no_account_is_not_fitted() -> None:
+    silent = replace(life(1, 0, 400), parts={Part.START: 380.0, Part.DETECTION: 20.0})
+    assert fit(ledger(silent, incidents=(incident(1, detection=20),))) is None
+    lost = replace(life(2, 420, 500), parts={Part.START: 10.0, Part.LOST: 70.0})
+    fitted = fit(ledger(silent, lost))
+    assert fitted is not None, "steps that were lost have been made"

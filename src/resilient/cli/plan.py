@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,21 +10,24 @@ from typing import Any, Final
 
 import click
 
-from resilient.cli import plan_chart
+from resilient.cli import new_file, plan_chart
+from resilient.cli.quantities import RATE, SHARE, TIME, TIME_OR_NONE
 from resilient.cli.render import json_option, note, say, say_json, table
 from resilient.cli.stop import whole_run
 from resilient.clock import SYSTEM_CLOCK
-from resilient.config import parse_duration
 from resilient.errors import ErrorKind, NotFoundError, UsageError
-from resilient.policy.planning.choosing import OVERHEAD_BUDGET
+from resilient.policy.planning.choosing import OVERHEAD_BUDGET, Limit
 from resilient.policy.planning.closed_form import daly_interval, lost_to_failure, rsc_ettr, young_interval
-from resilient.policy.planning.outlook import Job, Near, Outlook, expected, look
+from resilient.policy.planning.outlook import Job, Near, Outlook, Pace, best_of, expected, look, overlaps
 from resilient.policy.planning.presets import PRESETS, Preset
 from resilient.report.fitting import Fitted, Measurement, fit
 from resilient.report.units import count, duration, percent
 
 _LIST: Final = "list"
+_EXAMPLE: Final = "--svg plan.svg"
 _DEFAULTS: Final[dict[str, float]] = {"gpus_per_node": 8, "stall_s": 1.0, "recovery_s": 300.0, "detection_s": 0.0}
+_LEAST_BUDGET: Final = 1e-4
+_MOST_GPUS: Final = 10_000_000
 _LABELS: Final = {
     "gpus": "GPUs",
     "gpus_per_node": "GPUs of a node",
@@ -35,44 +39,6 @@ _LABELS: Final = {
 }
 
 
-class _Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """Seconds, from text such as ``5s``, ``2min`` or a bare number; 0 where that makes sense."""
-
-    name = "duration"
-
-    def __init__(self, *, zero: bool) -> None:
-        self._zero = zero
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        try:
-            return 0.0 if self._zero and number == 0 else parse_duration(value if number < 0 else number)
-        except ValueError as error:
-            self.fail(f"{value!r} {error}", param, ctx)
-
-
-class _Share(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """A share from 0 to 1, from text such as ``0.9`` or ``90%``."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip()
-        try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = -1.0
-        if not 0 <= share <= 1:
-            self.fail(f"{value!r} must be a share, such as 0.9 or 90%", param, ctx)
-        return share
-
-
-_TIME, _TIME_OR_NONE, _SHARE = _Duration(zero=False), _Duration(zero=True), _Share()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Inputs:
     """What is planned with: values by name, and where each comes from."""
@@ -80,7 +46,7 @@ class _Inputs:
     values: dict[str, float]
     sources: dict[str, str]
 
-    def job(self, near: Near | None, budget: float) -> Job:
+    def job(self, near: Near | None, budget: float | None) -> Job:
         values = self.values
         return Job(
             gpus=int(values["gpus"]),
@@ -96,49 +62,53 @@ class _Inputs:
 
 
 @click.command(epilog="Durations: 500ms, 5s, 2min, 1h, 1d; a bare number is seconds. The model: docs/planning.md.")
-@click.option("--gpus", type=click.IntRange(min=1), help="Of the job.")
-@click.option("--gpus-per-node", type=click.IntRange(min=1), help="How many of them fail together.  [default: 8]")
+@click.option("--gpus", type=click.IntRange(1, _MOST_GPUS), help="Of the job.")
+@click.option(
+    "--gpus-per-node", type=click.IntRange(1, _MOST_GPUS), help="How many of them fail together.  [default: 8]"
+)
 @click.option(
     "--failures-per-1000-node-days",
-    type=click.FloatRange(min=0, min_open=True),
+    type=RATE,
     help="How often nodes fail: 2.34 to 6.50 in published clusters (--preset list).",
 )
-@click.option("--stall", "stall_s", type=_TIME_OR_NONE, help="For how long a save holds up training.  [default: 1s]")
-@click.option("--interval", "interval_s", type=_TIME, help="Training between two saves to the store; else the best.")
+@click.option("--stall", "stall_s", type=TIME_OR_NONE, help="For how long a save holds up training.  [default: 1s]")
+@click.option("--interval", "interval_s", type=TIME, help="Training between two saves to the store; else the best.")
 @click.option(
-    "--recovery", "recovery_s", type=_TIME_OR_NONE, help="From a failure's detection to training.  [default: 5min]"
+    "--recovery", "recovery_s", type=TIME_OR_NONE, help="From a failure's detection to training.  [default: 5min]"
 )
-@click.option("--detection", "detection_s", type=_TIME_OR_NONE, help="Until a failure is noticed.  [default: 0]")
+@click.option("--detection", "detection_s", type=TIME_OR_NONE, help="Until a failure is noticed.  [default: 0]")
 @click.option(
     "--persist",
     "--upload-lag",
     "persist_s",
-    type=_TIME_OR_NONE,
+    type=TIME_OR_NONE,
     help="From the start of a save until it is in the store.  [default: its stall]",
 )
-@click.option("--overhead-budget", "budget", type=_SHARE, default=OVERHEAD_BUDGET, help="Share that saving may take.")
-@click.option("--local-interval", "near_s", type=_TIME, help="A tier on the nodes: training between saves to it.")
-@click.option("--local-survives", "survives", type=_SHARE, help="In which share of failures.  [default: 0.9]")
+@click.option("--overhead-budget", "budget", type=SHARE, help="Share that saving may take.  [default: any]")
+@click.option("--local-interval", "near_s", type=TIME, help="A tier on the nodes: training between saves to it.")
+@click.option("--local-survives", "survives", type=SHARE, help="In which share of failures.  [default: 0.9]")
 @click.option(
     "--local-recovery",
     "near_recovery_s",
-    type=_TIME_OR_NONE,
+    type=TIME_OR_NONE,
     help="Recovery from it.  [default: a third of --recovery]",
 )
 @click.option("--preset", help="Published figures by name; 'list' shows them with their sources.")
 @click.option("--from", "run", metavar="RUN", help="Take what is not given from what this run has measured.")
-@click.option("--svg", "picture", type=click.Path(dir_okay=False), help="Also draw ETTR over the interval to a file.")
+@click.option("--svg", "picture", type=click.Path(), help="Also draw ETTR over the interval to a file.")
+@click.option("--overwrite", is_flag=True, help="Replace that file if it is there.")
 @json_option
 def plan(  # noqa: PLR0913 -- an option each
     *,
     interval_s: float | None,
-    budget: float,
+    budget: float | None,
     near_s: float | None,
     survives: float | None,
     near_recovery_s: float | None,
     preset: str | None,
     run: str | None,
     picture: str | None,
+    overwrite: bool,
     as_json: bool,
     **given: float | None,
 ) -> None:
@@ -157,6 +127,8 @@ def plan(  # noqa: PLR0913 -- an option each
     if preset == _LIST:
         _list_presets(as_json=as_json)
         return
+    if picture is not None:
+        new_file.refuse(Path(picture), overwrite=overwrite, example=_EXAMPLE)
     published = _preset(preset)
     fitted = None if run is None else _fitted(run)
     inputs = _gather(given, published, preset, fitted, run)
@@ -168,9 +140,9 @@ def plan(  # noqa: PLR0913 -- an option each
             survives=0.9 if survives is None else survives,
             recovery_s=third_s if near_recovery_s is None else near_recovery_s,
         )
-    if not budget:
+    if budget is not None and budget < _LEAST_BUDGET:
         raise UsageError(
-            "--overhead-budget is 0: no save costs nothing",
+            f"--overhead-budget is {percent(budget)}: no save costs nothing",
             kind=ErrorKind.INVALID_ARGUMENT,
             hint="take a share such as 0.05 or 5%",
         )
@@ -178,12 +150,13 @@ def plan(  # noqa: PLR0913 -- an option each
     _check(job, interval_s)
     outlook = look(job, interval_s)
     if picture is not None:
-        Path(picture).write_text(plan_chart.svg(outlook, title=f"ETTR of {_what(job)}"), encoding="utf-8")
+        drawn = plan_chart.svg(outlook, title=f"ETTR of {_what(job)}")
+        new_file.write(Path(picture), drawn, overwrite=overwrite, example=_EXAMPLE)
     bounds = None if fitted is None else _between(inputs, job, outlook, fitted)
     if as_json:
-        say_json(_document(job, outlook, inputs, fitted, bounds))
+        say_json(_document(job, outlook, inputs, fitted, bounds, asked_s=_rounded_from(outlook, interval_s)))
     else:
-        _show(job, outlook, inputs)
+        _show(job, outlook, inputs, asked_s=_rounded_from(outlook, interval_s))
         _show_fit(fitted, bounds)
 
 
@@ -204,7 +177,7 @@ def _fitted(run: str) -> Fitted:
     fitted = fit(read_ledger(place.store, clock=SYSTEM_CLOCK))
     if fitted is None:
         raise NotFoundError(
-            f"{place.url} has left no account of its time",
+            f"{place.url}: this run keeps no account: nothing tells of the steps that it has made",
             kind=ErrorKind.NO_SUCH_OBJECT,
             hint="plan from what you know, with --gpus, --failures-per-1000-node-days, --stall and --recovery",
         )
@@ -237,8 +210,8 @@ _HINT: Final = "give it, or take published figures: --preset llama3, or another 
 def _why_missing(fitted: Fitted | None) -> str:
     if fitted is None:
         return ""
-    seen = f"in {fitted.node_days:.3g} node-days the run has not failed"
-    return f": {seen}, which says no more than that the rate is below {fitted.rate_high:,.3g}"
+    seen = f"0 failures in {fitted.node_days:.3g} node-days say little about a rate"
+    return f": {seen}, no more than that it is below {fitted.rate_high:,.3g} (with 95 % confidence)"
 
 
 def _of_preset(preset: Preset | None) -> dict[str, float | None]:
@@ -270,31 +243,37 @@ def _check(job: Job, interval_s: float | None) -> None:
     """Refuse intervals that cannot be."""
     if interval_s is None:
         return
-    period_s, near = interval_s + job.stall_s, job.near
-    if period_s < job.durable_s:
-        raise UsageError(
-            f"--interval {duration(interval_s)}: the next save would begin before the last one is in the store "
-            f"({duration(job.durable_s)} after its start)",
-            kind=ErrorKind.INVALID_ARGUMENT,
-            hint="take a longer interval or a shorter --persist; without --interval, the best one is found",
-        )
+    near = job.near
     if near is not None and near.interval_s is not None and near.interval_s > interval_s:
         raise UsageError(
             f"--local-interval {duration(near.interval_s)} is longer than --interval {duration(interval_s)}",
             kind=ErrorKind.INVALID_ARGUMENT,
             hint="what goes to the store goes to the nodes as well: save to them at least as often",
         )
+    # As asked for: what is rounded up afterwards must not hide that it could not be.
+    if overlaps(job, Pace(interval_s=interval_s, near_interval_s=best_of(job).near_interval_s)):
+        raise UsageError(
+            f"--interval {duration(interval_s)}: the next save would begin before the last one is in the store "
+            f"({duration(job.durable_s)} after its start)",
+            kind=ErrorKind.INVALID_ARGUMENT,
+            hint="take a longer interval or a shorter --persist; without --interval, the best one is found",
+        )
+
+
+def _rounded_from(outlook: Outlook, interval_s: float | None) -> float | None:
+    """Return what was asked for, if that is not what is planned."""
+    return None if interval_s is None or math.isclose(interval_s, outlook.interval_s) else interval_s
 
 
 def _between(inputs: _Inputs, job: Job, outlook: Outlook, fitted: Fitted) -> tuple[float, float] | None:
     """Return ETTR at the ends of what the rate may be; None where the rate was given."""
     if fitted.rate is None or inputs.values["failures_per_1000_node_days"] != fitted.rate:
         return None
-    ends = []
+    ends, pace = [], Pace(interval_s=outlook.interval_s, near_interval_s=outlook.near_interval_s)
     for rate in (fitted.rate_high, fitted.rate_low):
         values = {**inputs.values, "failures_per_1000_node_days": rate}
         other = _Inputs(values=values, sources=inputs.sources).job(job.near, job.budget)
-        ends.append(expected(other, outlook.interval_s)[0])
+        ends.append(expected(other, pace)[0])
     return ends[0], ends[1]
 
 
@@ -305,27 +284,51 @@ def _what(job: Job) -> str:
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
-def _show(job: Job, outlook: Outlook, inputs: _Inputs) -> None:
+def _show(job: Job, outlook: Outlook, inputs: _Inputs, *, asked_s: float | None) -> None:
     rate = job.failures_per_1000_node_days
     say(f"{_what(job)}, {rate:.3g} failures in 1,000 node-days")
-    chosen, best = outlook.interval_s, outlook.best
-    sure = f" ± {100 * outlook.half_width:.2g}" if outlook.half_width else ""
-    say(f"  mean time between failures  {duration(outlook.mtbf_s)}")
-    say(f"  share of productive time    {percent(outlook.ettr)}{sure} (ETTR), saving every {duration(chosen)}")
-    say(f"  best interval               {duration(best.interval_s)} ({percent(outlook.best_ettr)}), by {best.limit}")
-    if outlook.near_interval_s is not None:
-        say(f"  to the tier on the nodes    every {duration(outlook.near_interval_s)}")
+    _show_interval(job, outlook, asked_s)
     say(f"  lost                        {outlook.gpu_hours_lost_a_day:,.0f} GPU-hours a day")
     say(f"  spare nodes                 {outlook.spares} replace all that fail, on 99 of 100 days")
     say("")
     table(("planned with", "value", "from"), _assumptions(job, inputs), right=("value",))
     say("")
     rows = [(each.what, percent(each.ettr), f"{each.gpu_hours_a_day:+,.0f}") for each in outlook.improvements]
-    table(("what would help", "ETTR", "GPU-hours a day"), rows, right=("ETTR", "GPU-hours a day"))
-    say("")
+    if rows:
+        table(("what would help", "ETTR", "GPU-hours a day"), rows, right=("ETTR", "GPU-hours a day"))
+        say("")
     dots = "·●" if (sys.stdout.encoding or "").lower().startswith("utf") else ".o"
     curve = plan_chart.rows(outlook, dots=dots)
     table(("interval", "ETTR", plan_chart.heading(outlook)), curve, right=("interval", "ETTR"))
+
+
+def _show_interval(job: Job, outlook: Outlook, asked_s: float | None) -> None:
+    chosen, best, auto = outlook.interval_s, outlook.best, outlook.auto
+    sure = f" ± {100 * outlook.half_width:.2g}" if outlook.half_width else ""
+    say(f"  mean time between failures  {duration(outlook.mtbf_s)}")
+    say(f"  share of productive time    {percent(outlook.ettr)}{sure} (ETTR), saving every {duration(chosen)}")
+    if asked_s is not None:
+        near = duration(outlook.near_interval_s or 0.0)
+        say(f"{'':<30}{duration(asked_s)} was asked for: it is rounded to a multiple of --local-interval {near}")
+    say(f"  best interval               {duration(best.interval_s)} ({percent(outlook.best_ettr)}), {_by(best.limit)}")
+    if auto is not None:
+        takes = job.stall_s / (best.interval_s + job.stall_s)
+        bound = f"{auto.limit} of {100 * OVERHEAD_BUDGET:g} %"
+        why = f"it keeps within its {bound}; at best, saves take {percent(takes)} of the time"
+        if auto.limit is Limit.PERSIST:
+            why = "it leaves a quarter more than a save needs to be in the store, as that varies"
+        say(f'  every="auto" would take     {duration(auto.interval_s)} ({percent(auto.ettr)}): {why}')
+    if outlook.near_interval_s is not None:
+        how = ""
+        if outlook.near_interval_s != best.near_interval_s:
+            how = f"; at best {duration(best.near_interval_s or 0.0)}, {_by(best.near_limit)}"
+        elif best.near_limit is not None:
+            how = f", {_by(best.near_limit)}"
+        say(f"  to the tier on the nodes    every {duration(outlook.near_interval_s)}{how}")
+
+
+def _by(limit: Limit | None) -> str:
+    return "as --local-interval is given" if limit is Limit.GIVEN else f"by {limit}"
 
 
 def _assumptions(job: Job, inputs: _Inputs) -> list[tuple[str, str, str]]:
@@ -359,8 +362,10 @@ def _show_fit(fitted: Fitted | None, bounds: tuple[float, float] | None) -> None
     for name, found in _measurements(fitted).items():
         if found is not None:
             spread = f"{duration(found.low_s)} to {duration(found.high_s)}"
-            say(f"  {name:<10}{duration(found.mean_s)} on average, {spread}, {count(found.count, 'time')}")
-    if fitted.failures < 10:
+            idle = fitted.idle if name == "recovery" else None
+            of_it = "" if idle is None else f"; of it {duration(idle.mean_s)} waiting to be started again"
+            say(f"  {name:<10}{duration(found.mean_s)} on average, {spread}, {count(found.count, 'time')}{of_it}")
+    if fitted.failures < 10 and bounds is not None:  # of another rate, this one says nothing
         note(f"{count(fitted.failures, 'failure')} say little about a rate: compare with --preset list")
 
 
@@ -385,7 +390,13 @@ def _list_presets(*, as_json: bool) -> None:
 
 
 def _document(
-    job: Job, outlook: Outlook, inputs: _Inputs, fitted: Fitted | None, bounds: tuple[float, float] | None
+    job: Job,
+    outlook: Outlook,
+    inputs: _Inputs,
+    fitted: Fitted | None,
+    bounds: tuple[float, float] | None,
+    *,
+    asked_s: float | None,
 ) -> dict[str, Any]:
     interval_s, best = outlook.interval_s, outlook.best
     return {
@@ -393,12 +404,16 @@ def _document(
         "nodes": job.nodes,
         "mtbf_s": outlook.mtbf_s,
         "interval_s": interval_s,
+        "rounded_from_s": asked_s,
         "local_interval_s": outlook.near_interval_s,
         "ettr": outlook.ettr,
         "ettr_half_width": outlook.half_width,
         "best_interval_s": best.interval_s,
         "best_ettr": outlook.best_ettr,
         "limited_by": best.limit,
+        "best_local_interval_s": best.near_interval_s,
+        "local_limited_by": best.near_limit,
+        "auto": None if outlook.auto is None else asdict(outlook.auto),
         "overhead": job.stall_s / ((outlook.near_interval_s or interval_s) + job.stall_s),
         "lost_to_failure_s": lost_to_failure(interval_s, stall_s=job.stall_s, persist_s=job.durable_s),
         "gpu_hours_lost_a_day": outlook.gpu_hours_lost_a_day,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
+from resilient.policy.planning.choosing import Limit
 from resilient.policy.planning.outlook import Outlook
 from resilient.report.units import duration, percent
 
@@ -53,8 +54,13 @@ def _floor(outlook: Outlook) -> float:
 
 def _mark(outlook: Outlook, interval_s: float) -> str:
     if interval_s == outlook.best.interval_s:
-        return "< best"
+        return f"< {_best(outlook)}"
     return "< planned" if interval_s == outlook.interval_s else ""
+
+
+def _best(outlook: Outlook) -> str:
+    """Name the best interval for what it is: a budget may forbid the better ones beside it."""
+    return "best within the budget" if Limit.BUDGET in (outlook.best.limit, outlook.best.near_limit) else "best"
 
 
 def svg(outlook: Outlook, *, title: str) -> str:
@@ -62,7 +68,7 @@ def svg(outlook: Outlook, *, title: str) -> str:
     across = _Axis([interval_s for interval_s, _ in outlook.curve], _LEFT, _WIDE - _RIGHT)
     floor = _floor(outlook)
     points = " ".join(f"{across.of(x):.1f},{_down(y, floor):.1f}" for x, y in outlook.curve)
-    marks = [_point(across, floor, outlook.best.interval_s, outlook.best_ettr, "best")]
+    marks = [_point(across, floor, outlook.best.interval_s, outlook.best_ettr, _best(outlook))]
     if outlook.interval_s != outlook.best.interval_s:
         marks.append(_point(across, floor, outlook.interval_s, outlook.ettr, "planned"))
     parts = [
@@ -115,7 +121,7 @@ def _shares(floor: float) -> list[str]:
 def _point(across: _Axis, floor: float, interval_s: float, ettr: float, name: str) -> str:
     x, y = across.of(interval_s), _down(ettr, floor)
     words = f"{name}: {duration(interval_s)}, {percent(ettr)}"
-    if name == "best":
+    if name.startswith("best"):
         kind, place = "best", f'x="{x:.1f}" y="{y - 12:.1f}" text-anchor="middle"'
     else:  # below, where the curve comes from
         place = f'x="{x - 8:.1f}" y="{y + 20:.1f}" text-anchor="{"end" if x > (_LEFT + _WIDE) / 3 else "start"}"'

@@ -32,6 +32,8 @@ class Limit(StrEnum):
     BUDGET = "overhead budget"
     PERSIST = "persist time"
     RPO = "rpo"
+    GIVEN = "given"
+    SHORTEST = "shortest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
