@@ -392,6 +392,14 @@ class ShareMissed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShareLooked(Event):
+    """The share of productive time so far, ``delivered``, was looked at, where a share is ``promised``."""
+
+    promised: float
+    delivered: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Event):
     """Something that a person should know and nothing acts on."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -67,10 +68,77 @@ def test_a_file_that_came_meanwhile_stays(run: Path, tmp_path: Path, monkeypatch
     assert page.read_text() == "somebody else's"
 
 
-def test_where_nothing_can_be_written_it_says_so(run: Path, tmp_path: Path) -> None:
-    assert called("report", run, "--html", tmp_path / "absent" / "report.html", code=13)["error"]["kind"] == "io"
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("absent/report.html", "there is no directory"),
+        ("file/report.html", "is no directory"),
+        (f"{'n' * 300}.html", "File name too long"),
+        (f"{'n' * 300}/report.html", "name"),
+    ],
+)
+def test_where_nothing_can_be_written_it_says_so_before_it_reads(
+    page: str, said: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(command, "read_ledger", None)  # calling that would be another error
+    for more in ((), ("--overwrite",)):
+        error = called("report", run, "--html", tmp_path / page, *more, code=2)["error"]
+        assert error["kind"] == "invalid-argument"
+        assert said in error["message"]
+        assert "report.html" in error["hint"]
     called("report", run, "--html", tmp_path, code=11)
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "file"}
+
+
+def test_a_link_to_nowhere_is_in_the_way(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.symlink_to(tmp_path / "nowhere")
+    called("report", run, "--html", page, code=11)
+    called("report", run, "--html", page, "--overwrite")
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_what_goes_wrong_with_the_folder_meanwhile_is_told(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def account(store: Store, *, clock: Clock) -> Ledger:
+        folder.rmdir()
+        folder.write_text("a file now")  # also what removes the part that was written fails then
+        return ledgers.calm()
+
+    monkeypatch.setattr(command, "read_ledger", account)
+    error = called("report", run, "--html", folder / "report.html", code=2)["error"]
+    assert "Not a directory" in error["message"]
+
+
+def test_a_name_as_long_as_names_can_be(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / f"{'n' * 250}.html"
+    call("report", run, "--html", page)
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_file_system_without_hard_links(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    page = tmp_path / "report.html"
+    call("report", run, "--html", page)
+    assert page.read_text().startswith("<!doctype html>")
+    page.unlink()
+
+    def account(store: Store, *, clock: Clock) -> Ledger:
+        page.write_text("somebody else's")
+        return ledgers.calm()
+
+    monkeypatch.setattr(command, "read_ledger", account)
+    called("report", run, "--html", page, code=11)
+    assert page.read_text() == "somebody else's"
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "report.html"}
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, run: Path) -> None:

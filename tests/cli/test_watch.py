@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from resilient.catalog import process
 from resilient.catalog.beat import Beating
@@ -21,6 +23,7 @@ from resilient.cli import watch as command
 from resilient.clock import Clock
 from resilient.errors import ErrorKind, StoreError
 from resilient.format import layout
+from resilient.report.live import Live
 from resilient.report.model import Ledger
 from resilient.store.base import Store
 from resilient.store.local import LocalStore
@@ -143,6 +146,18 @@ def test_a_launch_that_has_ended_gives_no_sign(tmp_path: Path, account: Account)
     with Heartbeat(store, "c" * 32, interval_s=1000.0):
         pass
     assert watcher(tmp_path / "run", HandClock()).look().alive is False
+
+
+def test_only_a_run_that_should_be_alive_is_shown_in_red() -> None:
+    live = Live(ledger=ledgers.calm(), now_s=2e9, alive=False, steps_per_s=None, total=None)
+    assert "1;31m" not in in_color(live)
+    assert "1;31m" in in_color(replace(live, ledger=ledgers.running()))
+
+
+def in_color(live: Live) -> str:
+    shown = io.StringIO()
+    Console(file=shown, force_terminal=True, color_system="standard", width=100).print(command._view(live))
+    return shown.getvalue()
 
 
 PROGRAM = """

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -72,6 +73,46 @@ def test_a_scrape_has_documented_names_labelled_by_run_and_rank(measures: Measur
     assert found["resilient_save_commit_seconds_sum"][common] == 2000.0
     with pytest.raises(OSError, match=r"refused|reset"):
         fetch(port)
+
+
+def break_off(port: int, request: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(request)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+
+
+def wait_for_answers() -> None:
+    until = time.monotonic() + 20
+    while any("process_request_thread" in each.name for each in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_scrape_that_is_broken_off_says_nothing_and_a_fault_of_ours_does(
+    measures: Measures, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    exposition = Exposition(measures, run="u", rank=0)
+    server = Server(exposition, port)
+    try:
+        break_off(port, b"GET /met")
+        with measures._lock:  # the answer is made after the client has gone
+            break_off(port, b"GET /metrics HTTP/1.0\r\n\r\n")
+            time.sleep(0.3)
+        assert "resilient_step" in fetch(port)
+        wait_for_answers()
+        assert capsys.readouterr().err == ""
+
+        def broken() -> None:
+            raise ValueError("no numbers")
+
+        monkeypatch.setattr(measures, "read", broken)
+        with pytest.raises(OSError, match=r"closed|reset"):
+            fetch(port)
+        wait_for_answers()
+        assert "ValueError: no numbers" in capsys.readouterr().err
+    finally:
+        server.close()
 
 
 def test_a_taken_port_is_an_error_of_the_system(measures: Measures) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from resilient.report.live import Live, as_json, facts, line
-from resilient.report.model import Ledger
+from resilient.report.model import End, Ledger
 from tests.report import ledgers
 
 
@@ -59,6 +59,32 @@ def test_a_run_that_has_not_begun_and_hostile_words() -> None:
     said = line(live(ledgers.hostile())) + str(facts(live(ledgers.hostile())))
     assert "\x1b" not in said
     assert "\n" not in line(live(ledgers.hostile()))
+
+
+def ended(how: End, *, alive: bool | None) -> Live:
+    ledger = ledgers.calm()
+    newest = replace(ledger.generations[-1], end=how)
+    return live(replace(ledger, generations=(*ledger.generations[:-1], newest), stakes=()), alive=alive)
+
+
+def test_nobody_misses_the_life_of_a_run_that_has_ended_as_it_should() -> None:
+    for how in (End.DONE, End.STOPPED):
+        for alive in (False, None):
+            over = ended(how, alive=alive)
+            assert not over.lost
+            assert "sign" not in dict(facts(over))["state"] + line(over)
+            assert "known" not in dict(facts(over))["state"]
+    assert "has ended as planned" in line(ended(End.DONE, alive=False))
+    for how in (End.RUNNING, End.FAILED, End.UNKNOWN):
+        down = ended(how, alive=False)
+        assert down.lost
+        assert dict(facts(down))["state"].endswith("It gives no sign of life.")
+        assert not ended(how, alive=None).lost
+
+
+def test_a_run_that_is_complete_has_nothing_at_stake() -> None:
+    assert dict(facts(ended(End.DONE, alive=False)))["at stake"] == "nothing: the run is complete"
+    assert dict(facts(ended(End.STOPPED, alive=False)))["at stake"] == "not recorded"
 
 
 def test_programs_get_numbers() -> None:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
 from pathlib import Path
 
 import click
 
+from resilient.cli import new_file
 from resilient.cli.render import json_option, note, say, say_json
 from resilient.cli.stop import whole_run
 from resilient.clock import SYSTEM_CLOCK, Clock
-from resilient.errors import ConflictError, ErrorKind
 from resilient.format import sizes
 from resilient.report.account import read_ledger
 from resilient.report.document import as_json as ledger_as_json
 from resilient.report.model import Ledger
 from resilient.store.base import Store
 from resilient.store.forwarding import Forwarding
-from resilient.store.os_faults import store_error
 
 _QUIET_S = 2.0
 """How long reading may take before progress is shown, and how often it is then, where there is no terminal."""
+
+_EXAMPLE = "--html report.html"
 
 _WIDTH = 120  # where there is no terminal to ask
 
@@ -46,7 +45,7 @@ def report(run: str, *, page: str | None, overwrite: bool, as_json: bool) -> Non
     axis with it, in one file that needs no network. --json prints all of the account.
     """  # noqa: D301 -- \b is click's mark for lines that stay as they are
     if page is not None:
-        _refuse(Path(page), overwrite=overwrite)
+        new_file.refuse(Path(page), overwrite=overwrite, example=_EXAMPLE)
     place = whole_run(run, "report")
     ledger = read_ledger(_Counting(place.store, SYSTEM_CLOCK), clock=SYSTEM_CLOCK)
     if page is not None:
@@ -69,40 +68,12 @@ def _show(ledger: Ledger) -> None:
     Console(width=width, highlight=False).print(summary(ledger))
 
 
-def _refuse(page: Path, *, overwrite: bool) -> None:
-    if page.is_dir():
-        raise ConflictError(
-            f"{page} is a directory", kind=ErrorKind.DESTINATION_NOT_EMPTY, hint="name a file, as in --html report.html"
-        )
-    if page.exists() and not overwrite:
-        raise ConflictError(
-            f"{page} is there already",
-            kind=ErrorKind.DESTINATION_NOT_EMPTY,
-            hint="name another file, or add --overwrite",
-        )
-
-
 def _write(page: Path, ledger: Ledger, *, overwrite: bool) -> None:
-    """Write the file whole or not at all; one that has come into being meanwhile stays unless it may be replaced."""
     from resilient.report.page import render  # noqa: PLC0415 -- imported when wanted
 
-    partial = page.with_name(f".{page.name}.{secrets.token_hex(8)}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", errors="backslashreplace") as out:
-            out.write(render(ledger))
-            out.flush()
-            os.fsync(out.fileno())
-        if overwrite:
-            partial.replace(page)
-        else:
-            page.hardlink_to(partial)  # unlike a renaming, it fails if there is one
-    except FileExistsError:
-        _refuse(page, overwrite=False)
-        raise
-    except OSError as error:
-        raise store_error(error, doing="report", path=page) from error
-    finally:
-        partial.unlink(missing_ok=True)
+    # What is no text, as half a character in the name of a file, is shown as what it is.
+    text = render(ledger).encode("utf-8", "backslashreplace").decode("utf-8")
+    new_file.write(page, text, overwrite=overwrite, example=_EXAMPLE)
 
 
 class _Counting(Forwarding):

@@ -100,7 +100,7 @@ def _view(live: Live) -> RenderableType:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for what, how in facts(live):
-        bad = what == "trouble" or (what == "state" and live.alive is False)
+        bad = what == "trouble" or (what == "state" and live.lost)
         table.add_row(Text(what), Text(how, style="bold red" if bad else "bold" if what == "step" else ""))
     return table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -56,15 +57,34 @@ def name_of(observer: Observer) -> str:
 
 def _imported(path: str) -> Observer:
     module, _, name = path.partition(":")
+    if not module or module.startswith("."):
+        raise _unusable(path, "it names no module by its full name")
     try:
         found: object = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise _unusable(path, str(error)) from error
+    except (Exception, SystemExit) as error:  # boundary: to import is to run code of others, which may raise anything
+        raise _broken(path, module, error) from error
+    try:
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except AttributeError as error:
         raise _unusable(path, str(error)) from error
     if not callable(found):
         raise _unusable(path, "it cannot be called")
     return found
+
+
+def _broken(path: str, module: str, error: BaseException) -> UsageError:
+    frames = traceback.extract_tb(error.__traceback__)
+    # That of a module that cannot be compiled ends in the import system, and its message says where.
+    at = "" if isinstance(error, SyntaxError) or not frames else f" ({frames[-1].filename}, line {frames[-1].lineno})"
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return UsageError(
+        f"the observer {path!r} cannot be used: importing {module} ended in {what}{at}",
+        kind=ErrorKind.INVALID_SETTING,
+        hint=f"mend the module (python -c 'import {module}' shows all of the error), or do without this observer",
+    )
 
 
 def _unusable(path: str, why: str) -> UsageError:

@@ -61,6 +61,7 @@ class Measures:
         self._values: dict[Key, float] = dict.fromkeys(_ZEROS, 0.0)
         self._histograms: dict[Key, Histogram] = {}
         self._exchange_share = 0.0  # of the time that is neither data wait nor save stall
+        self._fenced_s = 0.0  # waits at the fence: within turns, and part of what was held up by saves
         self._step = 0
         self._kept: dict[str, int] = {}  # by what would be lost: the step since which it would be
 
@@ -116,9 +117,14 @@ class Measures:
     def _steps_taken(self, event: events.StepsTaken) -> None:
         self._reach(event.step)
         self._add("resilient_steps_total", event.steps)
-        if event.steps:
-            self._set("resilient_step_seconds", event.turn_s / event.steps)
         rest_s = max(0.0, event.turn_s - event.data_s)
+        # Stalls are outside of turns, waits at the fence within them: those count as save stall, and once. What is told
+        # of a turn before it has ended waits for the report that has it.
+        fenced_s = min(self._fenced_s, rest_s, event.save_s)
+        self._fenced_s -= fenced_s
+        rest_s -= fenced_s
+        if event.steps:
+            self._set("resilient_step_seconds", (event.turn_s + event.save_s - fenced_s) / event.steps)
         exchange_s = self._exchange_share * rest_s
         parts = (COMPUTE, rest_s - exchange_s), (EXCHANGE, exchange_s), (DATA, event.data_s), (SAVE, event.save_s)
         for part, spent_s in parts:
@@ -146,6 +152,7 @@ class Measures:
     @_count.register
     def _fenced(self, event: events.SaveFenced) -> None:
         self._add("resilient_save_fence_seconds_total", event.waited_s)
+        self._fenced_s += event.waited_s
 
     @_count.register
     def _persisted(self, event: events.SavePersisted) -> None:
@@ -225,6 +232,6 @@ class Measures:
         self._set("resilient_stop_asked", 1)
 
     @_count.register
-    def _missed(self, event: events.ShareMissed) -> None:
+    def _share_looked(self, event: events.ShareLooked) -> None:
         self._set("resilient_ettr", event.delivered)
         self._set("resilient_ettr_promised", event.promised)

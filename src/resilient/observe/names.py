@@ -74,6 +74,6 @@ METRICS: Final = (
     Metric("resilient_numeric_faults_total", Kind.COUNTER, "Steps with sick numbers, by what followed.", ("outcome",)),
     Metric("resilient_replica_mismatches_total", Kind.COUNTER, "Comparisons that found replicas that differ."),
     Metric("resilient_stop_asked", Kind.GAUGE, "1 once this rank was asked to stop or to make way, else 0."),
-    Metric("resilient_ettr", Kind.GAUGE, "The share of productive time, when it was last below the promise."),
-    Metric("resilient_ettr_promised", Kind.GAUGE, "The share that was promised then."),
+    Metric("resilient_ettr", Kind.GAUGE, "The share of productive time at the last look; with a promise alone."),
+    Metric("resilient_ettr_promised", Kind.GAUGE, "The share that is promised."),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -75,6 +76,15 @@ class Exposition:
             yield numbers
 
 
+class _Answering(ThreadingHTTPServer):
+    """A server that is silent about clients that went away: a scrape that is broken off is no fault of the training."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print what went wrong, as the base does, unless it was the connection."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # stubs name more than is handed on
+
+
 class Server:
     """Answers scrapes on a port of this host until `close`; in threads of its own."""
 
@@ -89,7 +99,7 @@ class Server:
         # A client that stalls in the middle of a request must not keep a thread for ever.
         handler = type("_Handler", (MetricsHandler,), {"registry": exposition.registry, "timeout": _REQUEST_S})
         # Bound here: binding by http.server asks the name service for this host, which may take seconds.
-        self._server = ThreadingHTTPServer(("", port), handler, bind_and_activate=False)
+        self._server = _Answering(("", port), handler, bind_and_activate=False)
         self._server.socket.close()
         self._server.socket = _listen(port)
         self._server.daemon_threads = True

@@ -35,6 +35,16 @@ class Live:
         return max(0.0, self.now_s - begun[-1]) if begun else None
 
     @property
+    def over(self) -> bool:
+        """Whether it was ended as planned, or as asked: then nothing of it need be alive."""
+        return bool(self.ledger.generations) and self.ledger.generations[-1].end in (End.DONE, End.STOPPED)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it shows no sign of life although it should."""
+        return self.alive is False and not self.over
+
+    @property
     def in_flight(self) -> SaveTime | None:
         """The save that is on its way, if any: the newest one of the newest generation."""
         last = self.ledger.saves[-1] if self.ledger.saves else None
@@ -54,7 +64,7 @@ class Live:
 def facts(live: Live) -> list[tuple[str, str]]:
     """Return what there is to say, as (what, how it is)."""
     ledger = live.ledger
-    found = [("state", f"{words.state(ledger)} {_alive(live)}"), ("step", _step(live))]
+    found = [("state", f"{words.state(ledger)} {_alive(live)}".rstrip()), ("step", _step(live))]
     if ledger.generations:
         newest = ledger.generations[-1]
         hosts = ", ".join(one_line(host, most=40) for host in newest.hosts[:_MOST_HOSTS])
@@ -67,9 +77,8 @@ def facts(live: Live) -> list[tuple[str, str]]:
     found.append(("saved", _saved(live)))
     found.append(("productive", _productive(ledger)))
     found.append(("last failure", _incident(ledger.incidents[-1] if ledger.incidents else None)))
-    found.append(
-        ("at stake", "; ".join(f"{one_line(one.what)}: {words.stake(one)}" for one in ledger.stakes) or "not recorded")
-    )
+    stakes = "; ".join(f"{one_line(one.what)}: {words.stake(one)}" for one in ledger.stakes)
+    found.append(("at stake", stakes or words.no_stake(ledger)))
     if live.total is not None:
         found.append(("done", _done(live)))
     if live.trouble:
@@ -89,7 +98,7 @@ def line(live: Live) -> str:
     if ledger.generations:
         newest = ledger.generations[-1]
         told.append(f"generation {newest.generation}, {count(newest.world_size, 'rank')}")
-    told += [_saved(live), f"ETTR {ledger.ettr:.3f}", _alive(live)]
+    told += [_saved(live), f"ETTR {ledger.ettr:.3f}", _alive(live) or words.state(ledger)]
     if ledger.incidents:
         told.append(
             f"{count(len(ledger.incidents), 'failure')}, the last: {one_line(ledger.incidents[-1].failure, most=40)}"
@@ -128,6 +137,8 @@ def as_json(live: Live) -> dict[str, Any]:
 
 
 def _alive(live: Live) -> str:
+    if live.over and not live.alive:
+        return ""  # that of a run that has ended as it should is none that anybody misses
     if live.alive is None:
         return "Whether it lives is not known yet."
     return "It gives signs of life." if live.alive else "It gives no sign of life."

@@ -7,7 +7,7 @@ from typing import Final
 from resilient.clock import Clock
 from resilient.config import Settings
 from resilient.errors import ResilientError
-from resilient.events import Bus, ShareMissed
+from resilient.events import Bus, ShareLooked, ShareMissed
 from resilient.report.account import read_ledger
 from resilient.run.opening import Opened
 
@@ -47,6 +47,7 @@ class Promised:
         self._next_s = now_s + max(_LEAST_S, took_s / _SHARE)
         if promise is None:
             return
+        self._bus.emit(ShareLooked(promised=promise.promised, delivered=promise.delivered))
         missed = promise.delivered < promise.promised
         if missed and not self._missed:
             largest = "" if promise.largest is None else str(promise.largest)
