@@ -133,6 +133,8 @@ class Telling:
             self._saved_s += event.stall_s
         elif isinstance(event, events.SaveFenced):
             self._saved_s += event.waited_s
+        if isinstance(event, events.ShareLooked):
+            return  # it comes from journals
         kept = self._joined(event) if isinstance(event, events.StepsTaken) else event
         if kept is not None:
             self._journal(kept)
