@@ -161,7 +161,8 @@ def in_color(live: Live) -> str:
 
 
 PROGRAM = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
 from resilient.cli import watch
 from resilient.cli.main import main
 from tests.report import ledgers

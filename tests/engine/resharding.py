@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import resilient
+from resilient.state.tensors import flat
 from tests.ranks import cpu_mesh
 
 Layout: TypeAlias = tuple[int | None, ...]
@@ -59,7 +60,7 @@ def tree(specs: list[Spec], mesh_shape: tuple[int, ...], *, loading: bool) -> di
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.detach().contiguous().flatten().view(torch.uint8)
+    return flat(local.detach()).view(torch.uint8)
 
 
 def save(url: str, specs: list[Spec], mesh_shape: tuple[int, ...]) -> None:

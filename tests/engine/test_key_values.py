@@ -14,6 +14,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from resilient.detect import proc
 from resilient.engine.key_values import TorchValues
 from resilient.errors import ErrorKind, PeerError
 
@@ -44,6 +45,8 @@ def test_a_stopped_server_holds_nobody_for_ever() -> None:
         values.set("key", b"value")
         assert values.get("key") == b"value"
         os.kill(pid, signal.SIGSTOP)
+        while proc.state(pid) != "T":  # until then it may answer
+            time.sleep(0.01)
         started_s = time.monotonic()
         for _ in range(20):  # only the first one waits
             with pytest.raises(PeerError, match="has not answered within 1 s") as caught:

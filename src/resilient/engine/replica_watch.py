@@ -26,6 +26,7 @@ from resilient.policy.replicas import Difference, differences
 from resilient.state.capture import capture
 from resilient.state.leaves import Captured, TensorLeaf
 from resilient.state.owners import Owners
+from resilient.state.tensors import flat
 
 _WAIT_S: Final = 60.0  # for what the other ranks say of the same step
 _POLL_S: Final = 0.1
@@ -160,7 +161,7 @@ def sums_of(captured: Captured, modules: Mapping[str, nn.Module]) -> Sums:
 
 def word_sum(tensor: torch.Tensor) -> torch.Tensor:
     """Return the sum of a tensor's bytes, taken as words of 64 bits where they are aligned so; it wraps around."""
-    raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    raw = flat(tensor.detach()).view(torch.uint8)
     whole = raw.numel() // _WORD_NBYTES * _WORD_NBYTES if raw.storage_offset() % _WORD_NBYTES == 0 else 0
     rest = raw[whole:].sum(dtype=torch.int64)
     return rest + raw[:whole].view(torch.int64).sum() if whole else rest

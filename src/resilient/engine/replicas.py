@@ -10,6 +10,7 @@ from resilient.engine.peers import Peers
 from resilient.errors import ConflictError, ErrorKind
 from resilient.format.digest import digest
 from resilient.state.leaves import Captured
+from resilient.state.tensors import flat
 
 
 def check_replicas(captured: Captured, peers: Peers, *, timeout_s: float) -> None:
@@ -56,6 +57,4 @@ def _digests(captured: Captured) -> dict[str, bytes]:
 
 @torch.no_grad()
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    # clone: contiguous() leaves the strides of a tensor of one element as they are, which view() then refuses
-    flat = tensor.cpu() if tensor.is_contiguous() else tensor.cpu().clone(memory_format=torch.contiguous_format)
-    return flat.reshape(-1).view(torch.uint8).numpy().data
+    return flat(tensor.cpu()).view(torch.uint8).numpy().data

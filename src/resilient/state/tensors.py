@@ -81,6 +81,15 @@ def local_of(tensor: DTensor) -> torch.Tensor:
         return tensor.to_local().detach()
 
 
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements, row-major, in one dimension of stride 1; in their own memory if they lie so.
+
+    A tensor of one element counts as contiguous whatever its strides are, and ``view`` to another dtype refuses it then.
+    """
+    found = tensor.contiguous().reshape(-1)
+    return found.as_strided((1,), (1,)) if found.numel() == 1 else found
+
+
 def empty_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor without content, laid out over ranks, devices and memory like another."""
     if not isinstance(tensor, DTensor):

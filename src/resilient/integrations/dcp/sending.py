@@ -15,6 +15,7 @@ from resilient.format.digest import digest
 from resilient.format.documents import Object
 from resilient.format.layout import Attempt
 from resilient.state.gathering import resolved
+from resilient.state.tensors import flat
 from resilient.store.base import Store
 
 _THREADS: Final = 4
@@ -92,5 +93,4 @@ class Sender:
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     """Return the elements of a tensor, row-major; in its own memory if they lie so on the CPU."""
-    here = resolved(tensor.detach()).cpu().contiguous()
-    return here.reshape(-1).view(torch.uint8).numpy().data
+    return flat(resolved(tensor.detach()).cpu()).view(torch.uint8).numpy().data
