@@ -84,7 +84,7 @@ def local_of(tensor: DTensor) -> torch.Tensor:
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements, row-major, in one dimension of stride 1; in their own memory if they lie so.
 
-    A tensor of one element counts as contiguous whatever its strides are, and ``view`` to another dtype refuses it then.
+    A tensor of one element counts as contiguous whatever its strides are, and ``view`` to another dtype refuses it.
     """
     found = tensor.contiguous().reshape(-1)
     return found.as_strided((1,), (1,)) if found.numel() == 1 else found
