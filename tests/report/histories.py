@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
+from resilient.catalog.beat import Sign
+from resilient.catalog.hangs import keep_hang
 from resilient.clock import rfc3339
 from resilient.events import Event
 from resilient.format import layout
-from resilient.format.documents import Base, Claim, RunInfo, encode_document
+from resilient.format.documents import Base, Claim, Commit, RunInfo, encode_document
 from resilient.format.evidence import Evidence, encode_evidence
+from resilient.format.frame import seal_json
+from resilient.format.hangs import Hang
 from resilient.format.journal import Header, Record, encode_header, encode_record
 from resilient.store.memory import MemoryStore
 
@@ -50,16 +54,20 @@ class History:
 
     def journal(self, generation: int, process_began_s: float, records: list[tuple[float, Event]], *, rank: int = 0,
                 ranks: int = 1, launch: str = "a", pid: int | None = None, began_s: float | None = None,
-                sla: float | None = None) -> None:  # fmt: skip
-        """Write down what a rank tells, at which times."""
+                sla: float | None = None, host: str = "node", ahead_s: float = 0.0,
+                stream: str = "events") -> None:  # fmt: skip
+        """Write down what a rank tells, at which times; all but the times of events by a clock that is ``ahead_s``."""
         header = Header(
             run_id=RUN, generation=generation, nonce=nonce(generation), launch=launch, rank=rank, world_size=ranks,
-            host="node", pid=1000 * generation + rank if pid is None else pid,
-            process_began_s=BEGAN_S + process_began_s,
-            began_s=BEGAN_S + (process_began_s if began_s is None else began_s), sla=sla,
+            host=host, pid=1000 * generation + rank if pid is None else pid,
+            process_began_s=BEGAN_S + process_began_s + ahead_s,
+            began_s=BEGAN_S + (process_began_s if began_s is None else began_s) + ahead_s, sla=sla,
         )  # fmt: skip
-        lines = [encode_header(header), *(encode_record(Record(BEGAN_S + at_s, event)) for at_s, event in records)]
-        self.store.put(layout.journal(generation, nonce(generation), rank, "events", 0), lines)
+        lines = [
+            encode_header(header),
+            *(encode_record(Record(BEGAN_S + at_s + ahead_s, event)) for at_s, event in records),
+        ]
+        self.store.put(layout.journal(generation, nonce(generation), rank, stream, 0), lines)
 
     def failed(self, generation: int, at_s: float, *, rank: int = 0, ranks: int = 1, seen_by: int | None = None,
                step: int | None = None, said: str = "ValueError: no label") -> None:  # fmt: skip
@@ -71,6 +79,28 @@ class History:
         )  # fmt: skip
         what = "" if seen_by is None else "-seen"
         self.store.create(layout.evidence(generation, rank, what), encode_evidence(evidence))
+
+    def commit(self, generation: int, at_s: float, step: int, reason: str) -> None:
+        """Commit a step, of which there is nothing but that."""
+        document = Commit(
+            step=step, generation=generation, nonce=nonce(generation), manifest="0" * 32, manifest_nbytes=1, nbytes=1,
+            world_size=1, items=(), created=at(at_s), reason=reason, committer=0,
+        )  # fmt: skip
+        self.store.create(document.attempt.commit, encode_document(document))
+
+    def sign(self, at_s: float, launch: str = "a") -> None:
+        """Give a sign of life."""
+        sign = Sign(host="node", pid=1, process_started="", interval_s=5.0, seen=at(at_s), count=1)
+        self.store.put(layout.heartbeat(launch), [seal_json(asdict(sign))])
+
+    def hangs(self, generation: int, at_s: float, *, step: int, age_s: float) -> None:
+        """Keep where rank 0 stood when it was found to hang."""
+        hang = Hang(
+            generation=generation, nonce=nonce(generation), rank=0, world_size=1, host="node", pid=1, found_by=0,
+            step=step, section="step", age_s=age_s, timeout_s=age_s, silent_s=1.0, state="S", waits=0, signature="",
+            created=at(at_s),
+        )  # fmt: skip
+        keep_hang(self.store, hang)
 
 
 def at(seconds: float) -> str:

@@ -295,3 +295,211 @@ def test_a_job_that_stands_still_makes_no_steps() -> None:
     failed = life_of(journal, until_s=BEGAN_S + 320.0)
     assert 10 < failed[-1].to_step < 15, "it could not tell of what it made after its last report"
     assert sum_of(failed)[Part.DETECTION] > 290
+
+
+def each_second(began_s: float, steps: range, ahead_s: float = 0.0) -> list[tuple[float, Event]]:
+    """Return reports of steps of one second each, of which the first one begins then."""
+    ends = [(began_s + number, step) for number, step in enumerate(steps, start=1)]
+    return [(end_s, taken(end_s + ahead_s, step, 1, 1.0)) for end_s, step in ends]
+
+
+def test_a_failure_before_the_first_step_takes_nothing_from_the_account_of_the_one_before_it() -> None:
+    history = History()
+    one = history.claim(1.0)
+    history.journal(one, 0.0, [(2.0, started(one)), *each_second(2.0, range(1, 101))])
+    history.failed(one, 102.0, step=100)
+    two = history.claim(112.0, based=False)
+    history.journal(two, 110.0, [])
+    history.failed(two, 115.0, said="RuntimeError: CUDA error: no device")
+    three = history.claim(126.0, resumed=(80, one))
+    history.journal(three, 125.0, [(127.0, started(three, 80)), *each_second(127.0, range(81, 110))])
+    history.sign(157.0)
+    first, second = read(history).incidents
+    assert (first.last_step, first.resumed_step, first.lost_steps) == (100, 80, 20)
+    assert first.parts == close({Part.LOST: 20.0, Part.REFORMATION: 8.0, Part.START: 5.0})
+    assert (second.resumed_step, second.lost_steps) == (80, 0)
+    assert second.parts == close({Part.REFORMATION: 10.0, Part.START: 2.0})
+
+
+def test_who_goes_back_twice_after_one_failure_takes_both_from_it() -> None:
+    history = History()
+    one = history.claim(1.0)
+    history.journal(one, 0.0, [(2.0, started(one)), *each_second(2.0, range(1, 101))])
+    history.failed(one, 102.0, step=100)
+    two = history.claim(103.0, resumed=(80, one))
+    history.journal(two, 103.0, [])
+    history.failed(two, 105.0)
+    three = history.claim(106.0, resumed=(60, one))
+    history.journal(three, 106.0, [(107.0, started(three, 60)), *each_second(107.0, range(61, 70))])
+    history.sign(116.0)
+    ledger = read(history)
+    first, second = ledger.incidents
+    assert (first.parts[Part.LOST], second.parts.get(Part.LOST, 0.0)) == pytest.approx((40.0, 0.0), abs=1e-3)
+    assert ledger.generations[0].parts[Part.LOST] == pytest.approx(40.0, abs=1e-3)
+
+
+def test_a_hang_that_was_found_is_not_productive_though_the_job_lives() -> None:
+    history = History()
+    claim = history.claim(0.0)
+    found = events.HangFound(section="step", step=95, age_s=80.0, timeout_s=60.0, cause=0, cause_section="step", why="")
+    history.journal(
+        claim, 0.0, [(0.0, started(claim)), *each_second(0.0, range(1, 96)), (175.0, found)], sla=0.9
+    )  # fmt: skip
+    history.hangs(claim, 175.0, step=95, age_s=80.0)
+    history.sign(215.0)
+    ledger = read(history)
+    assert ledger.parts == close({Part.COMPUTE: 95.0, Part.DETECTION: 120.0})
+    assert ledger.generations[0].end is End.RUNNING
+    assert (ledger.incidents, [each.kind for each in ledger.notes]) == ((), ["HangFound"])
+    assert ledger.promise is not None
+    assert ledger.promise.delivered == pytest.approx(95 / 215)
+
+
+def test_silence_of_a_job_that_lives_is_an_evaluation_only_for_a_while() -> None:
+    history = History()
+    claim = history.claim(0.0)
+    history.journal(claim, 0.0, [(0.0, started(claim)), *each_second(0.0, range(1, 96))])
+    history.sign(95.0 + 250.0)
+    assert read(history).ettr == pytest.approx(1.0)
+    history.sign(95.0 + 1200.0)
+    ledger = read(history)
+    assert ledger.parts[Part.OUTSIDE] < 300
+    assert ledger.parts[Part.DETECTION] == pytest.approx(900.0)
+    assert ledger.step == 95
+
+
+def test_a_failure_in_an_evaluation_has_lost_no_step_and_was_not_found_late() -> None:
+    history = History()
+    one = history.claim(0.0)
+    history.journal(one, 0.0, [(0.0, started(one)), *each_second(0.0, range(1, 101))])
+    history.failed(one, 700.0, step=100)
+    two = history.claim(710.0, resumed=(100, one))
+    history.journal(two, 710.0, [(711.0, started(two, 100)), *each_second(711.0, range(101, 110))])
+    history.sign(720.0)
+    ledger = read(history)
+    (incident,) = ledger.incidents
+    assert (incident.last_step, incident.lost_steps) == (100, 0)
+    assert incident.parts == close({Part.REFORMATION: 10.0, Part.START: 1.0})
+    assert ledger.parts[Part.OUTSIDE] == pytest.approx(600.0)
+
+
+def test_no_more_steps_were_made_than_is_known_and_standing_still_belongs_to_the_failure() -> None:
+    def failed(step: int | None = None) -> History:
+        history = History()
+        one = history.claim(0.0)
+        steps: list[tuple[float, Event]] = [(5.0 * n, taken(5.0 * n, 5 * n, 5, 5.0)) for n in range(1, 11)]
+        history.journal(one, 0.0, [(0.0, started(one)), *steps])
+        history.failed(one, 80.0, step=step)
+        two = history.claim(90.0, resumed=(50, one))
+        history.journal(two, 90.0, [(91.0, started(two, 50)), *each_second(91.0, range(51, 60))])
+        history.sign(100.0)
+        return history
+
+    (nobody_knows,) = read(failed()).incidents
+    assert nobody_knows.last_step == 59, "reports were five seconds apart, and may be half as long again"
+    (known,) = read(failed(step=53)).incidents
+    assert (known.last_step, known.lost_steps) == (53, 3)
+    for incident in (nobody_knows, known):
+        assert incident.parts[Part.LOST] + incident.parts[Part.DETECTION] == pytest.approx(30.0)
+        assert incident.parts[Part.DETECTION] == pytest.approx(20.5)
+    (long_after,) = read(failed(step=70)).incidents
+    assert (long_after.last_step, long_after.lost_steps) == (70, 20), "it was said to have made them"
+    assert long_after.parts[Part.LOST] == pytest.approx(21.0, abs=0.01)
+
+
+def test_a_planned_resize_is_no_failure_and_parked_workers_save_nothing() -> None:
+    def resized(error: str | None, broken_s: float = 111.0) -> History:
+        history = History()
+        one = history.claim(1.0, ranks=2)
+        for rank in (0, 1):
+            save = events.SaveStarted(step=100, reason="stop", nbytes=1, stall_s=0.1)
+            stopped = events.Stopped(rank=rank, step=100, kind="resize", why="a node came", error=error, newest=100)
+            words: list[tuple[float, Event]] = [(102.1, save), (103.0, stopped)]
+            records = [(2.0, started(one)), *each_second(2.0, range(1, 101)), *words]
+            history.journal(one, 0.0, records, rank=rank, ranks=2)
+        history.failed(one, broken_s, rank=1, ranks=2, seen_by=0, said="process ended by SIGTERM")
+        two = history.claim(115.0, resumed=(100, one))
+        history.journal(two, 113.0, [(116.0, started(two, 100)), *each_second(116.0, range(101, 131))])
+        history.sign(146.0)
+        return history
+
+    ledger = read(resized(None))
+    assert [each.end for each in ledger.generations] == [End.STOPPED, End.RUNNING]
+    assert ledger.incidents == ()
+    assert ledger.parts[Part.REFORMATION] == pytest.approx(10.0)
+    assert ledger.parts[Part.SAVE] == pytest.approx(1.0)
+    for failed in (resized("the store is away"), resized(None, broken_s=50.0)):
+        assert [each.generation for each in read(failed).incidents] == [1]
+
+
+def test_a_resize_is_known_by_its_save_where_parked_workers_were_ended_too_soon_to_tell() -> None:
+    def resized(reason: str) -> Ledger:
+        history = History()
+        one = history.claim(1.0)
+        history.journal(one, 0.0, [(2.0, started(one)), *each_second(2.0, range(1, 101))])
+        history.commit(one, 104.0, 102, reason)
+        history.failed(one, 111.0, seen_by=1, said="process ended by SIGTERM")
+        two = history.claim(115.0, resumed=(102, one))
+        history.journal(two, 113.0, [(116.0, started(two, 102)), *each_second(116.0, range(103, 131))])
+        history.sign(147.0)
+        return read(history)
+
+    ledger = resized("stop")
+    assert (ledger.incidents, ledger.generations[0].end, ledger.generations[0].last_step) == ((), End.STOPPED, 102)
+    assert ledger.parts[Part.REFORMATION] == pytest.approx(9.0)
+    assert [each.generation for each in resized("interval").incidents] == [1]
+
+
+@pytest.mark.parametrize("ahead_s", [600.0, -60.0])
+def test_a_wrong_clock_of_one_node_is_found_and_corrected(ahead_s: float) -> None:
+    def told(ahead_s: float) -> Ledger:
+        history = History()
+        one = history.claim(1.0, ranks=2)
+        for rank, ahead in ((0, 0.0), (1, ahead_s)):
+            steps = [(5.0 * n + rank, taken(5.0 * n + rank + ahead, 5 * n + rank, 5, 5.0)) for n in range(1, 11)]
+            records = [(0.0, started(one)), *steps]
+            history.journal(one, 0.0, records, rank=rank, ranks=2, host=f"node-{rank}", ahead_s=ahead)
+        history.failed(one, 51.5 + ahead_s, rank=1, ranks=2, step=51)
+        two = history.claim(60.0, ranks=2, resumed=(40, one))
+        for rank, ahead in ((0, 0.0), (1, ahead_s)):
+            records = [(61.0, started(two, 40)), *each_second(61.0, range(41, 61), ahead)]
+            records += [(81.0, events.Ended(rank=rank, step=60, how="done", error=""))]
+            history.journal(two, 58.0, records, rank=rank, ranks=2, host=f"node-{rank}", ahead_s=ahead)
+        return read(history)
+
+    right, wrong = told(0.0), told(ahead_s)
+    assert wrong.parts == close(dict(right.parts))
+    assert [each.at_s for each in wrong.incidents] == pytest.approx([each.at_s for each in right.incidents])
+    assert right.missing == ()
+    assert wrong.missing == (
+        f"the clock of node-1 is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}, corrected",
+    )
+
+
+def test_a_rank_that_restores_for_longer_has_no_wrong_clock() -> None:
+    history = History()
+    claim = history.claim(0.0, ranks=2)
+    for rank, restored_s in ((0, 5.0), (1, 35.0)):
+        history.journal(claim, 0.0, [(restored_s, started(claim))], rank=rank, ranks=2)
+    history.sign(40.0)
+    assert read(history).missing == ()
+
+
+def test_samples_of_machines_are_joined_or_not_even_read() -> None:
+    history = History()
+    claim = history.claim(0.0)
+    history.journal(claim, 0.0, [(0.0, started(claim)), *each_second(0.0, range(1, 61))])
+    begins = [0.0, 10.0, 30.0, 2000.0]
+    samples = [
+        events.MachineSampled(host="node", began_s=BEGAN_S + at_s, period_s=1.0, values=(("cpu", (at_s,) * 10),))
+        for at_s in begins
+    ]
+    history.journal(claim, 0.0, [(60.0, each) for each in samples], stream="machine")
+    ledger = read(history)
+    values = [each.values["cpu"] for each in ledger.machines]
+    assert [len(each) for each in values] == [40, 10]
+    assert [math.isnan(each) for each in values[0]] == [False] * 20 + [True] * 10 + [False] * 10
+    history.store.put(layout.journal(claim, nonce(claim), 0, "machine", 0), [b"not to be read"])
+    without = read_ledger(history.store, clock=HandClock(), machines=False)
+    assert (without.machines, without.missing) == ((), ())
+    assert without.parts == ledger.parts

@@ -11,6 +11,7 @@ from resilient.catalog.once import read_or_none
 from resilient.catalog.parallel import each as of_each
 from resilient.format import layout
 from resilient.format.journal import Header, Record, Segment, decode_segment
+from resilient.observe.journal import MACHINE
 from resilient.store.base import Store
 
 KEPT: Final = 256
@@ -37,6 +38,7 @@ def read_journals(
     nonce: str,
     *,
     of_others: Collection[str] | None = None,
+    machines: bool = True,
     condensed: Callable[[Journal], Journal] = lambda journal: journal,
 ) -> dict[int, Journal]:
     """Return what the ranks of a generation have written down, by rank.
@@ -48,13 +50,15 @@ def read_journals(
         generation: the number of that life.
         nonce: of its claim.
         of_others: the names of the events that are wanted of ranks other than the lowest; None: all.
+        machines: whether samples of machines are read as well, which are most of what there is.
         condensed: called with each journal as it was read, for what is to be kept of it: a large job writes more down
             than a reader has memory.
     """
     keys = sorted(store.list(layout.journals(generation, nonce)))
     of_rank: dict[int, list[tuple[str, int, str]]] = {}
     for key in keys:
-        if (named := layout.parse_journal(key)) is not None:
+        named = layout.parse_journal(key)
+        if named is not None and (machines or named[3] != MACHINE):
             of_rank.setdefault(named[2], []).append((named[3], named[4], key))
     lowest = min(of_rank, default=0)
 

@@ -16,6 +16,7 @@ from resilient.catalog.line import Line, read_line
 from resilient.catalog.run_info import read_info
 from resilient.clock import Clock
 from resilient.errors import ErrorKind, NotFoundError
+from resilient.report.clocks import in_words
 from resilient.report.lives import Life, read_lives
 from resilient.report.model import (
     PRODUCTIVE,
@@ -48,11 +49,16 @@ _REMEDIES: Final = {
 }
 
 
-def read_ledger(store: Store, *, clock: Clock) -> Ledger:
+def read_ledger(store: Store, *, clock: Clock, machines: bool = True) -> Ledger:
     """Return the account of a run up to its newest sign of life.
 
     It begins with the first life that has left any word: what there was before, by hand or by an older version of this
     package, has told nobody where its time went.
+
+    Args:
+        store: the run.
+        clock: tells whether the run is still alive.
+        machines: whether to read the samples of machines, which are most of what there is and change no other figure.
 
     Raises:
         NotFoundError: nothing has begun here, or nothing that keeps an account.
@@ -60,7 +66,7 @@ def read_ledger(store: Store, *, clock: Clock) -> Ledger:
     """
     info = read_info(store)
     line = read_line(store)
-    lives = read_lives(store, line, clock=clock)
+    lives = read_lives(store, line, clock=clock, machines=machines)
     if info is None:
         raise _nothing(store, "no run has begun here", "name the place of a run, or its URL")
     told = list(dropwhile(lambda life: not life.has_left_anything, lives))
@@ -85,13 +91,18 @@ class _Lived:
     slices: dict[int, tuple[Slice, ...]]
     kept_step: float = math.inf
     lost: dict[int, dict[Part, float]] = field(default_factory=dict)
-    """By the generation that was the last one before somebody went back: what was lost of this one then."""
+    """By the generation after whose failure somebody went back: what was lost of this one then."""
 
     @property
     def last_step(self) -> int:
         known = [each.to_step for slices in self.slices.values() for each in slices[-1:]]
         evident = [each.step for each in self.life.evidence if each.step is not None]
-        return int(max([*known, *evident, self.life.resumed_step or 0]))
+        stopped = [] if self.life.stop is None else [self.life.stop.step]
+        return int(max([*known, *evident, *stopped, self.life.resumed_step or 0]))
+
+    @property
+    def made_steps(self) -> bool:
+        return any(each.to_step > each.from_step for slices in self.slices.values() for each in slices)
 
     @property
     def detection_s(self) -> float:
@@ -117,8 +128,10 @@ class _Lived:
         before_step, self.kept_step = self.kept_step, kept_step
         after = self._mean(lambda slices: lost_of(slices, kept_step))
         before = self._mean(lambda slices: lost_of(slices, before_step))
-        self.lost[by] = {part: seconds - before.get(part, 0.0) for part, seconds in after.items()}
-        return self.lost[by]
+        lost = {part: seconds - before.get(part, 0.0) for part, seconds in after.items()}
+        earlier = self.lost.get(by, {})
+        self.lost[by] = {part: earlier.get(part, 0.0) + lost.get(part, 0.0) for part in earlier.keys() | lost.keys()}
+        return lost
 
     def _mean(self, of: Callable[[Sequence[Slice]], Parts]) -> dict[Part, float]:
         total: dict[Part, float] = {}
@@ -135,7 +148,7 @@ class _Account:
         self._unaccounted = unaccounted
         self._lived: list[_Lived] = []
         for number, life in enumerate(lives):
-            after = lives[number + 1] if number + 1 < len(lives) else None
+            after = lives[number + 1 :]
             self._lived.append(_lived(life, after, self._lived[-1] if self._lived else None))
         self._losses = self._lose()
 
@@ -171,15 +184,24 @@ class _Account:
         )
 
     def _lose(self) -> dict[int, float]:
-        """Take from earlier lives what later ones went back behind; return the seconds by the life before each."""
+        """Take from earlier lives what later ones went back behind; return the seconds by the life that failed then."""
         losses: dict[int, float] = {}
         for number, lived in enumerate(self._lived):
             if number == 0 or lived.life.base is None:
                 continue
             kept = float(lived.life.base.step or 0)
-            lost = [sum(each.lose(kept, number - 1).values()) for each in self._lived[:number]]
-            losses[number - 1] = sum(lost)
+            by = self._failed_before(number)
+            lost = [sum(each.lose(kept, by).values()) for each in self._lived[:number]]
+            losses[by] = losses.get(by, 0.0) + sum(lost)
         return losses
+
+    def _failed_before(self, number: int) -> int:
+        """Return the life whose failure has cost the steps which one went back behind: the newest that made any.
+
+        One that failed before its first step has lost none.
+        """
+        made = next((each for each in reversed(range(number)) if self._lived[each].made_steps), number - 1)
+        return made if self._lived[made].life.end is End.FAILED else number - 1
 
     def _gaps(self) -> Iterator[tuple[int, Parts]]:
         """Yield the time between two lives, with the number of the earlier one."""
@@ -194,13 +216,14 @@ class _Account:
             if life.end is not End.FAILED:
                 continue
             after = self._lived[number + 1] if number + 1 < len(self._lived) else None
-            parts = {Part.LOST: self._losses.get(number, 0.0), Part.DETECTION: lived.detection_s}
+            parts = {Part.LOST: self._losses.get(number, 0.0), Part.DETECTION: lived.parts().get(Part.DETECTION, 0.0)}
             parts |= gaps.get(number, {})
             if after is not None:
                 spent = after.parts()
                 parts |= {part: spent.get(part, 0.0) for part in (Part.START, Part.RESTORE)}
             said = life.explanation
-            resumed = None if after is None else after.life.resumed_step
+            based = next((each.life for each in self._lived[number + 1 :] if each.life.base is not None), None)
+            resumed = None if based is None else based.resumed_step
             yield Incident(
                 at_s=lived.failed_s,
                 generation=life.generation,
@@ -214,9 +237,9 @@ class _Account:
                 because="" if said is None else said.because,
                 last_step=lived.last_step,
                 resumed_step=resumed,
-                lost_steps=max(0, lived.last_step - (resumed or 0)) if after is not None else 0,
+                lost_steps=max(0, lived.last_step - (resumed or 0)) if based is not None else 0,
                 parts={part: seconds for part, seconds in parts.items() if seconds > 0},
-                sources=next((each.sources for each in restores_of(after.life)), ()) if after is not None else (),
+                sources=next((each.sources for each in restores_of(based)), ()) if based is not None else (),
             )
 
     def _since(self, step: int) -> float | None:
@@ -246,6 +269,11 @@ class _Account:
     def _missing(self) -> Iterator[str]:
         if self._unaccounted:
             yield f"{self._unaccounted} generations before the first one that has left any word"
+        yield from dict.fromkeys(
+            in_words(each.life.journals[rank].header.host, offset_s)
+            for each in self._lived
+            for rank, offset_s in each.life.clocks.items()
+        )
         for lived in self._lived:
             life, number = lived.life, lived.life.generation
             if not life.journals:
@@ -262,23 +290,29 @@ class _Account:
                 yield f"generation {number}: {absent} segments of its journals were removed, for they had become many"
 
 
-def _lived(life: Life, after: Life | None, before: _Lived | None) -> _Lived:
+def _lived(life: Life, later: Sequence[Life], before: _Lived | None) -> _Lived:
     """Return a life with its time; it begins no earlier than the one before has ended, and ends before the next one."""
     began_s = life.began_s
     if before is not None:
         began_s = life.entered_s if life.shares_a_process_with(before.life) else began_s
         began_s = max(began_s, before.ended_s)
-    failed_s = life.failed_s if life.end is End.FAILED else life.last_word_s
-    if life.left_no_word and after is not None:
-        failed_s = max(failed_s, _made_s(life, after))
-    ended_s = max(life.last_word_s, failed_s, began_s)
-    if after is not None:
-        begins_s = after.entered_s if after.shares_a_process_with(life) else after.began_s
-        ended_s = max(began_s, min(ended_s, begins_s))
-    failed_s = min(max(failed_s, began_s), ended_s) if life.end is End.FAILED else ended_s
     failed = life.end is End.FAILED
+    hung = life.hung_since_s is not None and life.end in {End.FAILED, End.RUNNING}
+    failed_s = life.failed_s if failed or hung else life.last_word_s
+    based = next((each for each in later if each.base is not None), None)
+    if life.left_no_word and based is not None and failed:
+        failed_s = max(failed_s, _made_s(life, based))
+    ended_s = max(life.last_word_s, failed_s, began_s)
+    if later:
+        begins_s = later[0].entered_s if later[0].shares_a_process_with(life) else later[0].began_s
+        ended_s = max(began_s, min(ended_s, begins_s))
+    failed_s = min(max(failed_s, began_s), ended_s) if failed or hung else ended_s
     slices = {
-        rank: _from(life_of(each, until_s=failed_s, failed=failed), began_s, failed_s)
+        rank: _from(
+            life_of(each, until_s=failed_s, failed=failed, known_step=life.failed_step if failed else None, hung=hung),
+            began_s,
+            failed_s,
+        )
         for rank, each in life.journals.items()
     }
     return _Lived(life, began_s, failed_s, ended_s, slices)

@@ -110,20 +110,15 @@ def machines_of(life: Life) -> Iterator[MachineSeries]:
         for record in journal.records
         if isinstance(record.event, events.MachineSampled)
     ]
-    open_: dict[str, MachineSeries] = {}
+    open_: dict[str, _Growing] = {}
     for event in sorted(sampled, key=lambda each: each.began_s):
         before = open_.get(event.host)
-        joined = None if before is None else _joined(before, event)
-        if before is not None and joined is None:
-            yield before
-        open_[event.host] = joined or MachineSeries(
-            host=event.host,
-            generation=life.generation,
-            began_s=event.began_s,
-            period_s=event.period_s,
-            values=dict(event.values),
-        )
-    yield from open_.values()
+        if before is not None and before.take(event):
+            continue
+        if before is not None:
+            yield before.series(life.generation)
+        open_[event.host] = _Growing(event)
+    yield from (each.series(life.generation) for each in open_.values())
 
 
 def notes_of(life: Life) -> Iterator[Note]:
@@ -182,13 +177,32 @@ def _with(save: SaveTime, event: events.Event) -> SaveTime:
             return save
 
 
-def _joined(before: MachineSeries, event: events.MachineSampled) -> MachineSeries | None:
-    values = dict(event.values)
-    count = max(map(len, before.values.values()), default=0)
-    missing = round((event.began_s - before.began_s) / before.period_s) - count
-    if event.period_s != before.period_s or not -2 <= missing <= _LONGEST_GAP_S / before.period_s:
-        return None
-    if set(values) != set(before.values):
-        return None
-    gap = (math.nan,) * max(0, missing)
-    return replace(before, values={name: (*before.values[name], *gap, *values[name]) for name in values})
+class _Growing:
+    """Samples of one machine that follow each other; lists, as there may be days of them."""
+
+    def __init__(self, event: events.MachineSampled) -> None:
+        self._first = event
+        self._values = {name: list(values) for name, values in event.values}
+
+    def take(self, event: events.MachineSampled) -> bool:
+        """Append samples, after NaN for those that are missing; say False if they do not belong to these."""
+        first, count = self._first, max(map(len, self._values.values()), default=0)
+        if event.period_s != first.period_s or {name for name, _ in event.values} != set(self._values):
+            return False
+        missing = round((event.began_s - first.began_s) / first.period_s) - count
+        if not -2 <= missing <= _LONGEST_GAP_S / first.period_s:
+            return False
+        for name, values in event.values:
+            self._values[name] += [math.nan] * max(0, missing)
+            self._values[name] += values
+        return True
+
+    def series(self, generation: int) -> MachineSeries:
+        """Return all of them."""
+        return MachineSeries(
+            host=self._first.host,
+            generation=generation,
+            began_s=self._first.began_s,
+            period_s=self._first.period_s,
+            values={name: tuple(values) for name, values in self._values.items()},
+        )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from typing import Final
 
 from resilient import events
 from resilient.catalog.journals import Journal
@@ -15,6 +16,14 @@ from resilient.report.model import PRODUCTIVE, Part, Parts
 
 _LAST_SAVES = frozenset({"end", "stop"})
 """Reasons of saves that training waits for, as it is over."""
+
+_BEGUN: Final = 0.999
+"""Of a step at most, that was begun and not completed."""
+
+_QUIET: Final = 10.0
+"""Times as long as reports of steps are apart, a job that lives may be busy outside of its loop; or as long as this:"""
+
+_QUIET_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +42,31 @@ class Slice:
         return min(1.0, max(0.0, (self.to_step - step) / made)) if made > 0 else 0.0
 
 
-def life_of(journal: Journal, *, until_s: float, failed: bool = True) -> tuple[Slice, ...]:
+def life_of(
+    journal: Journal, *, until_s: float, failed: bool = True, known_step: int | None = None, hung: bool = False
+) -> tuple[Slice, ...]:
     """Return the life of a rank from the start of its process until then, when it has ``failed`` or was last seen.
 
     What comes after the last report of steps counts as more of the same, for as long as such reports were apart: a rank
     that failed had made steps at its pace, which it could not tell any more. Beyond that nobody knows of any progress:
-    a job that lives may be busy outside of its loop, one that has failed stood still before anybody noticed.
+    a job that lives may be busy outside of its loop, though not for ever, and one that has failed stood still before
+    anybody noticed.
+
+    Args:
+        journal: what the rank has told.
+        until_s: when it failed or was last seen, unix seconds.
+        failed: whether it failed then.
+        known_step: the last complete step by what was said of its failure: it has made no more than that. Where that is
+            the last one reported as well, it was busy outside of its loop, unless it
+        hung: which is known.
     """
     cutting = _Cutting(journal, until_s)
     for record in journal.records:
         cutting.take(record)
-    cutting.finish(failed=failed)
+    if failed:
+        cutting.fail(known_step, hung=hung)
+    else:
+        cutting.go_on()
     return tuple(cutting.slices)
 
 
@@ -123,17 +146,42 @@ class _Cutting:
             case _:
                 pass
 
-    def finish(self, *, failed: bool) -> None:
-        """Cut off the rest."""
-        if not self.turns or self.ending or self._usual_s <= 0:
+    def go_on(self) -> None:
+        """Cut off the rest of a rank that lives: it will tell of the steps that it makes."""
+        if self._tells_no_more:
             self._rest_until(self.until_s)
             return
-        left_s = min(max(0.0, self.until_s - self.at_s), self._apart_s)
+        quiet_until_s = self.at_s + max(_QUIET_S, _QUIET * self._apart_s)
+        self._more_of_the_same(min(self.until_s - self.at_s, self._apart_s), 0.0)
+        self._cut(quiet_until_s, {Part.OUTSIDE: math.inf})
+        self._cut(self.until_s, {Part.DETECTION: math.inf})
+
+    def fail(self, known_step: int | None, *, hung: bool) -> None:
+        """Cut off the rest of a rank that failed: it has made steps that it could not tell of."""
+        if self._tells_no_more:
+            self._rest_until(self.until_s)
+            return
+        silent_s = self.until_s - self.at_s
+        if known_step is not None and known_step <= self.step:
+            # Within a step, or in an evaluation after it: which one can be told only if that took long.
+            left_s = min(silent_s, self._usual_s) if silent_s <= self._apart_s or hung else 0.0
+            self._more_of_the_same(left_s, min(_BEGUN, left_s / self._usual_s))
+            self._cut(self.until_s, {Part.DETECTION if hung else Part.OUTSIDE: math.inf})
+            return
+        known = 0.0 if known_step is None else known_step - self.step
+        left_s = min(silent_s, max(self._apart_s, (known + _BEGUN) * self._usual_s))
+        steps = left_s / self._usual_s
+        self._more_of_the_same(left_s, steps if known_step is None else min(known + _BEGUN, max(known, steps)))
+        self._cut(self.until_s, {Part.DETECTION: math.inf})
+
+    @property
+    def _tells_no_more(self) -> bool:
+        return not self.turns or self.ending or self._usual_s <= 0
+
+    def _more_of_the_same(self, duration_s: float, steps: float) -> None:
         pace = sum(self._pace.values())
-        parts = {part: left_s * seconds / pace for part, seconds in self._pace.items()} if pace else {}
-        steps = left_s / self._usual_s if failed else 0.0  # who lives will tell of them
-        self._cut(self.at_s + left_s, parts or {Part.COMPUTE: math.inf}, self.step + steps)
-        self._cut(self.until_s, {Part.DETECTION if failed else Part.OUTSIDE: math.inf})
+        parts = {part: duration_s * seconds / pace for part, seconds in self._pace.items()} if pace else {}
+        self._cut(self.at_s + duration_s, parts or {Part.COMPUTE: math.inf}, self.step + steps)
 
     def _steps(self, taken: events.StepsTaken, ended_s: float) -> None:
         first = not self.turns

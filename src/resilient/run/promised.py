@@ -40,7 +40,7 @@ class Promised:
             return
         now_s = self._clock.monotonic()
         try:
-            promise = read_ledger(self._store, clock=self._clock).promise
+            promise = read_ledger(self._store, clock=self._clock, machines=False).promise
         except ResilientError:
             promise = None  # a store that is away is told of already
         took_s = self._clock.monotonic() - now_s

@@ -77,7 +77,7 @@ class Telling:
         self._told = Spent()
         self._kept_s = self._began_s = clock.monotonic()
         self._held: events.StepsTaken | None = None
-        self._leaving = False
+        self._leaving = self._last_word = False
         self._done_at: int | None = None
         self._counting = threading.Lock()
         self._failing = False
@@ -133,6 +133,7 @@ class Telling:
             self._saved_s += event.stall_s
         elif isinstance(event, events.SaveFenced):
             self._saved_s += event.waited_s
+        self._last_word |= isinstance(event, events.Stopped)  # this process may be ended at any moment now
         if isinstance(event, events.ShareLooked):
             return  # it comes from journals
         kept = self._joined(event) if isinstance(event, events.StepsTaken) else event
@@ -185,7 +186,7 @@ class Telling:
                 # Beside this one: many lives of many ranks take minutes, in which nothing would be written down.
                 threading.Thread(target=self._remove_old, name="resilient-records", daemon=True).start()
             while not self._ended.is_set():
-                if self._journal.wake.wait(self._every_s):
+                if self._journal.wake.wait(self._every_s) and not self._last_word:
                     self._ended.wait(_SOON_S)  # what comes together is written together
                 self._write()
                 self._look()
