@@ -61,7 +61,8 @@ def declared_after(nodes: Nodes, at: float) -> float:
         for number in range(1, last.round + 1)
         for each in ledger.lost(number, ledger.names(number)).values()
     ]
-    return min(moment for moment in lost if moment > at - 0.01) - at
+    # On a busy machine the others may have seen the end of it before whoever killed it has noted the time.
+    return max(0.0, min(moment for moment in lost if moment > at - 1.0) - at)
 
 
 @pytest.mark.field_report("BR-187", "BR-194")
