@@ -23,6 +23,7 @@ from typing import Any, Self
 from processes import PeakMemory, memory, wait_until_alone
 
 LIMIT_S = 900.0
+_FIGURES = "FIGURES "
 
 
 class ChildError(Exception):
@@ -152,3 +153,19 @@ def _launched(rank: int, ranks: int, port: str) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
+
+
+def figures_of(command: Sequence[str], ranks: int) -> list[dict[str, Any]]:
+    """Run a program under torchrun to its end; return what each rank has told by `tell_figures`."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([*launch, *command], capture_output=True, text=True, check=False, env=environment)
+    found = [json.loads(line.partition(_FIGURES)[2]) for line in ended.stdout.splitlines() if _FIGURES in line]
+    if ended.returncode or len(found) != ranks:
+        raise SystemExit(ended.stderr)
+    return found
+
+
+def tell_figures(figures: dict[str, Any]) -> None:
+    """Tell what a rank has measured, in one write: the ranks share the output."""
+    os.write(1, f"{_FIGURES}{json.dumps(figures)}\n".encode())

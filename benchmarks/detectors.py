@@ -15,7 +15,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,6 +22,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from children import figures_of, tell_figures
+from measuring import bootstrap
 
 from resilient.detect import proc
 
@@ -145,32 +147,13 @@ def rank_main(place: str, steps: int, on_hang: str) -> None:
             "digests_s": digests_s / (steps - 10),
             "watcher_share": watcher_s / wall_s,
         }
-        os.write(1, f"FIGURES {json.dumps(figures)}\n".encode())  # in one: the ranks share the file
+        tell_figures(figures)
 
     main()
 
 
 def train(folder: str, steps: int, on_hang: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", __file__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [*command, "--rank-of", folder, "--steps", str(steps), "--on-hang", on_hang],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    found = [json.loads(line.partition("FIGURES ")[2]) for line in ended.stdout.splitlines() if "FIGURES " in line]
-    if ended.returncode or len(found) != RANKS:
-        raise SystemExit(ended.stderr)
-    return found
-
-
-def interval_of(ratios: list[float], seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % interval of the median, by the bootstrap."""
-    draw = random.Random(seed)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return medians[50], medians[1949]
+    return figures_of([__file__, "--rank-of", folder, "--steps", str(steps), "--on-hang", on_hang], RANKS)
 
 
 def main() -> None:
@@ -198,7 +181,7 @@ def main() -> None:
                 cpus_s += [each["step_cpu_s"] for each in found]
                 steps_s.append(medians[on_hang])
         ratios.append(medians["report"] / medians["off"])
-    low, high = interval_of(ratios)
+    low, high = bootstrap(ratios)
     figures = {
         "benchmark": "detectors",
         "ranks": RANKS,

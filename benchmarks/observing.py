@@ -16,10 +16,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,6 +25,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from children import figures_of, tell_figures
+from measuring import bootstrap
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples" / "gpt"))
 
@@ -167,32 +168,14 @@ def rank_main(place: str, steps: int, *, observed: bool) -> None:
             "first_looks_s": sum(first),
             "steps": count,
         }
-        os.write(1, f"FIGURES {json.dumps(figures)}\n".encode())  # at once: both ranks have the same output
+        tell_figures(figures)
 
     main()
 
 
 def train(folder: str, steps: int, *, observed: bool) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", __file__]
     options = ["--rank-of", str(Path(folder) / "run"), "--steps", str(steps), *(["--observed"] if observed else [])]
-    ended = subprocess.run(
-        [*command, *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    found = [json.loads(line.partition("FIGURES ")[2]) for line in ended.stdout.splitlines() if "FIGURES " in line]
-    if ended.returncode or len(found) != RANKS:
-        raise SystemExit(ended.stderr)
-    return found
-
-
-def interval_of(ratios: list[float], seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % interval of the median, by the bootstrap."""
-    draw = random.Random(seed)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return medians[50], medians[1949]
+    return figures_of([__file__, *options], RANKS)
 
 
 def share_of(figures: dict[str, Any]) -> float:
@@ -221,7 +204,7 @@ def main() -> None:
             seen += found if observed else []
         ratios.append(steps_s[True] / steps_s[False])
         means.append(means_s[True] / means_s[False])
-    low, high = interval_of(means)
+    low, high = bootstrap(means)
     names = seen[0]["threads_s"]
 
     def percent(value: Callable[[dict[str, Any]], float]) -> float:

@@ -83,8 +83,14 @@ def read_evidence(store: Store, generation: int) -> list[Evidence]:
 
 def write_explanation(store: Store, explained: Explained, *, acted: bool, clock: Clock) -> None:
     """Keep what was concluded, for those who ask how often this has come."""
+    document = in_writing(explained, acted=acted, created=rfc3339(clock.now()))
+    create_once(store, layout.explanation(explained.generation), encode_explanation(document))
+
+
+def in_writing(explained: Explained, *, acted: bool = False, created: str = "") -> Explanation:
+    """Return what was concluded as it is kept; ``created``, RFC 3339, is empty where it is only looked at."""
     verdict, decision = explained.verdict, explained.decision
-    document = Explanation(
+    return Explanation(
         generation=explained.generation,
         failure=verdict.failure,
         confidence=verdict.confidence,
@@ -97,9 +103,15 @@ def write_explanation(store: Store, explained: Explained, *, acted: bool, clock:
         action=decision.action,
         because=decision.why,
         acted=acted,
-        created=rfc3339(clock.now()),
+        created=created,
     )
-    create_once(store, layout.explanation(explained.generation), encode_explanation(document))
+
+
+def read_explanation(store: Store, generation: int) -> Explanation | None:
+    """Return what the next life has concluded about a generation; None if nothing was kept, or it is torn."""
+    key = layout.explanation(generation)
+    data = read_or_none(store, key)
+    return None if data is None else decode(Explanation, data, key)
 
 
 def explain_generation(
@@ -191,8 +203,7 @@ def _earlier(store: Store, generation: int, line: Line, rules: Sequence[Rule]) -
 
 
 def _kept(store: Store, generation: int) -> Verdict | None:
-    data = read_or_none(store, layout.explanation(generation))
-    kept = None if data is None else decode(Explanation, data, layout.explanation(generation))
+    kept = read_explanation(store, generation)
     if kept is None or kept.failure not in set(FailureClass) or kept.confidence not in set(Confidence):
         return None  # of a newer library
     return Verdict(

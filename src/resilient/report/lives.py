@@ -9,18 +9,17 @@ from typing import Final, TypeVar
 
 from resilient import events
 from resilient.catalog.beat import Sign, read_sign
-from resilient.catalog.evidence import explain_generation, read_evidence
+from resilient.catalog.evidence import explain_generation, in_writing, read_evidence, read_explanation
 from resilient.catalog.generations import newest_number, read_base, read_claim
 from resilient.catalog.hangs import read_hangs
 from resilient.catalog.journals import Journal, read_journals
 from resilient.catalog.line import Line
-from resilient.catalog.once import read_or_none
 from resilient.catalog.outcomes import read_outcome
 from resilient.catalog.parallel import each as of_each
 from resilient.clock import Clock
 from resilient.format import layout
 from resilient.format.documents import Base, Claim, Commit, Outcome
-from resilient.format.evidence import Evidence, Explanation, decode
+from resilient.format.evidence import Evidence, Explanation
 from resilient.format.hangs import Hang
 from resilient.policy.failures.actions import Budgets
 from resilient.policy.failures.rules import RULES
@@ -263,30 +262,11 @@ def _life(store: Store, claim: Claim, line: Line, journals: dict[int, Journal], 
 
 def _explanation(store: Store, generation: int, line: Line) -> Explanation | None:
     """Return what was concluded of a failure, or what is to be concluded now."""
-    key = layout.explanation(generation)
-    data = read_or_none(store, key)
-    kept = None if data is None else decode(Explanation, data, key)
+    kept = read_explanation(store, generation)
     if kept is not None:
         return kept
     found = explain_generation(store, generation, line, rules=RULES, budgets=Budgets())
-    if found is None:
-        return None
-    verdict, decision = found.verdict, found.decision
-    return Explanation(
-        generation=generation,
-        failure=verdict.failure,
-        confidence=verdict.confidence,
-        why=verdict.why,
-        rank=verdict.rank,
-        node=verdict.node,
-        step=verdict.step,
-        proof=verdict.proof,
-        follows=verdict.follows,
-        action=decision.action,
-        because=decision.why,
-        acted=False,
-        created="",
-    )
+    return None if found is None else in_writing(found)
 
 
 def _unix(created: str) -> float:

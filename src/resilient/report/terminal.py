@@ -128,7 +128,7 @@ def _columns(place: int, one: Incident) -> tuple[str, ...]:
 
 def _stakes(ledger: Ledger) -> RenderableType:
     if not ledger.stakes:
-        return Text(f"  {words.no_stake(ledger)}")
+        return Text(words.no_stake(ledger))
     table = _table("", "")
     table.show_header = False
     for one in ledger.stakes:
